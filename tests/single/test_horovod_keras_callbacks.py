@@ -109,7 +109,7 @@ def test_a_number_as_multiplier_decays_from_the_first_epoch_on(caplog):
         assert rates_with(schedule(2.0, 1.0, start_epoch=1)) == [1.0, 2.0, 2.0, 2.0]
         assert rates_with(schedule(2.0, 0.5, 1, 2)) == [1.0, 2.0, 2.0, 2.0]
     texts = [r.getMessage() for r in caplog.records if "multiplier" in r.getMessage()]
-    assert len(texts) == 1 and "Write multiplier=lambda epoch: 0.5" in texts[0]
+    assert len(texts) == 1 and "write multiplier=lambda epoch: 0.5" in texts[0]
 
 
 def test_a_function_is_asked_per_epoch_or_per_batch():

@@ -105,7 +105,7 @@ def test_it_has_to_be_asked_for(alone):
 def test_other_hosts_are_refused_before_anything_starts(alone):
     alone.setenv("TFDIST_OBJECTS", "pickle")
     with pytest.raises(
-        NotImplementedError, match="on this host alone, got far.invalid"
+        NotImplementedError, match="only on this host, got far.invalid"
     ):
         runner.run(print, np=2, hosts="localhost:1,far.invalid:1")
     with pytest.raises(ValueError, match="expected a number of slots"):
@@ -150,7 +150,7 @@ def test_every_rank_returns_its_result(alone, tmp_path, capfd):
     )
     assert found == [(Point(5), 2), (Point(15), 2)]
     assert "[rank 1] at 1 tfdist.horovod" in capfd.readouterr().out
-    with pytest.raises(RuntimeError, match="exit code 1; the report"):
+    with pytest.raises(RuntimeError, match="exit code 1; see the report"):
         runner.run(program_of_mine.fail)
     assert "OSError: broken" in capfd.readouterr().err
 

@@ -273,7 +273,7 @@ def test_what_a_tape_is_and_is_not(world):
     tape = tf.GradientTape()
     wrapped = hvd.DistributedGradientTape(tape)
     assert isinstance(wrapped, tf.GradientTape)
-    with pytest.raises(ValueError, match="wrapped already"):
+    with pytest.raises(ValueError, match="already wrapped"):
         hvd.DistributedGradientTape(wrapped)
     with pytest.raises(TypeError, match="GradientTape"):
         hvd.DistributedGradientTape(5)

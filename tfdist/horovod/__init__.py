@@ -1,9 +1,9 @@
-"""Horovod's interface over tfdist: scripts written for Horovod run as they are.
+"""Horovod's interface over tfdist: runs scripts written for Horovod unchanged.
 
 The modules mirror Horovod's: `tfdist.horovod.tensorflow`, `.tensorflow.keras`, `.keras`
-and so on. `tfdistrun --horovod script.py` lets `import horovod.tensorflow as hvd` mean
-them, with the spellings of Keras 2 and a check that gradients are reduced;
-`activate()` does the first of these alone (docs/from-horovod.md).
+and so on. `tfdistrun --horovod script.py` makes `import horovod.tensorflow as hvd` load
+these modules. It also enables the Keras 2 spellings and a check that gradients are
+reduced. `activate()` only makes `import horovod` load tfdist (docs/from-horovod.md).
 
 Example:
     >>> import tfdist.horovod
@@ -17,13 +17,13 @@ from typing import Any
 
 from tfdist.horovod._alias import activate, advice_for
 
-__version__ = "0.28.1"  # of the Horovod whose names these are
+__version__ = "0.28.1"  # the Horovod version that defines these names
 
 __all__ = ["__version__", "activate"]
 
 
 def __getattr__(name: str) -> Any:
-    """`horovod.run`; of what else is not there, says what to do without it."""
+    """Returns `horovod.run`; for a missing attribute, raises with advice."""
     if name == "run":
         from tfdist.horovod.runner import run
 

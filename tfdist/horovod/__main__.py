@@ -1,7 +1,7 @@
-"""`python -m tfdist.horovod script.py`: as `tfdistrun --horovod`, for other launchers.
+"""`python -m tfdist.horovod script.py`: `tfdistrun --horovod` for other launchers.
 
-Becomes the program, in the same process: `mpirun -np 2 python -m tfdist.horovod
-train.py`. Everything after the module's name is given to Python.
+Replaces itself with the program, in the same process: `mpirun -np 2 python -m
+tfdist.horovod train.py`. Everything after the module's name is passed to Python.
 """
 
 import os
@@ -11,7 +11,7 @@ from tfdist.launch.horovod import mode
 
 
 def main() -> int:
-    """Starts the program; returns only when there is none."""
+    """Starts the program; returns only if no program is given."""
     if len(sys.argv) < 2:
         print(
             "usage: python -m tfdist.horovod SCRIPT [ARGUMENT...], under mpirun, srun "

@@ -1,4 +1,4 @@
-"""Calls a function when modules have been imported, without importing them."""
+"""Calls a function once modules have been imported, without importing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _ToldLoader(Loader):
-    """The loader of a module, and a call when the module is complete."""
+    """Wraps a module's loader and calls a function once the module is loaded."""
 
     def __init__(self, loader: Any, done: Callable[[str], None]) -> None:
         self._loader = loader
@@ -21,7 +21,7 @@ class _ToldLoader(Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the loader itself."""
+        """Returns what the wrapped loader returns."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -34,7 +34,7 @@ class _ToldLoader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules by the other finders."""
+    """Finds modules through the other finders."""
 
     def __init__(self, names: Iterable[str], act: Callable[[], None]) -> None:
         self._waits_for = set(names)
@@ -46,7 +46,7 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The spec of a module that is waited for; None for anything else."""
+        """Returns the spec of a module that is waited for; else None."""
         if fullname not in self._waits_for:
             return None
         for finder in sys.meta_path:
@@ -67,14 +67,14 @@ class _Finder(MetaPathFinder):
 
 
 def after_import(names: Iterable[str], act: Callable[[], None]) -> None:
-    """Calls `act` once, when all modules of these names have been imported.
+    """Calls `act` once all modules with these names have been imported.
 
-    At once, if they have been. What `act` raises is raised by the `import` statement
-    that completes them.
+    If they have been imported already, calls it immediately. An exception from `act` is
+    raised by the `import` statement that completes the last module.
 
     Args:
-        names: of modules, of which some may import others.
-        act: what to call.
+        names: module names; some of the modules may import others.
+        act: function to call.
     """
     missing = [name for name in names if name not in sys.modules]
     if missing:

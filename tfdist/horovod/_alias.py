@@ -1,4 +1,4 @@
-"""`import horovod...` means `tfdist.horovod...`: one module object under two names."""
+"""`import horovod...` loads `tfdist.horovod...`: one module object, two names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def advice_for(part: str) -> str:
 
 def _missing(part: str) -> ModuleNotFoundError:
     name, advice = f"{NAME}.{part}", advice_for(part)
-    if part.startswith("runner."):  # there is of it what programs import
+    if part.startswith("runner."):  # tfdist has only the parts that programs import
         advice = _LAUNCHER
     return ModuleNotFoundError(
         f"No module named {name!r} in tfdist's place of Horovod"
@@ -41,25 +41,25 @@ def _missing(part: str) -> ModuleNotFoundError:
 
 
 class _AliasLoader(Loader):
-    """Gives out the module of another name; it is imported under that name alone."""
+    """Returns the module of another name; it is imported under that name only."""
 
     def __init__(self, real: str) -> None:
         self._real = real
         self._own_spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself."""
+        """Returns the module itself."""
         module = importlib.import_module(self._real)
         self._own_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do, but the import has put its own spec into it."""
+        """Restores the module's own spec, which the import has replaced."""
         module.__spec__ = self._own_spec
 
 
 class AliasFinder(MetaPathFinder):
-    """Finds `horovod` and what is in it."""
+    """Finds `horovod` and its submodules."""
 
     def find_spec(
         self,
@@ -67,14 +67,15 @@ class AliasFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The spec of `horovod...`, None for anything else.
+        """Returns the spec of `horovod...`; None for any other module.
 
         Raises:
-            ModuleNotFoundError: tfdist has no such part.
+            ModuleNotFoundError: tfdist has no such module.
         """
         inside = fullname.removeprefix(f"{_REAL}.")
         if inside != fullname and advice_for(inside):
-            # `from horovod import torch` asks so, and would end without a reason.
+            # `from horovod import torch` reaches this line; without it, the error would
+            # give no reason.
             raise _missing(inside)
         head, _, rest = fullname.partition(".")
         if head != NAME:
@@ -94,12 +95,12 @@ class AliasFinder(MetaPathFinder):
 def activate() -> None:
     """Makes `import horovod...` in this process import `tfdist.horovod...`.
 
-    Both names give the same modules. A Horovod that is installed is left as it is, and
-    not used. Does nothing the second time. Initializes nothing.
+    Both names give the same modules. An installed Horovod is left unchanged and is not
+    used. A second call does nothing. Does not initialize tfdist.
 
     Raises:
-        RuntimeError: Horovod itself has been imported in this process, or is wanted by
-            `TFDIST_ENGINE=horovod`.
+        RuntimeError: Horovod itself has been imported in this process, or
+            `TFDIST_ENGINE=horovod` selects it.
 
     Example:
         >>> import tfdist.horovod
@@ -107,9 +108,10 @@ def activate() -> None:
     """
     if os.environ.get("TFDIST_ENGINE") == NAME:
         raise RuntimeError(
-            "TFDIST_ENGINE=horovod sends tensors through Horovod itself, in whose "
-            "place tfdist is put here: programs that import horovod run on tfdist's "
-            "own engine. Unset the variable, or start the program without --horovod."
+            "TFDIST_ENGINE=horovod sends tensors through Horovod itself, but this "
+            "process replaces Horovod by tfdist: programs that import horovod run on "
+            "tfdist's own engine. Unset the variable, or start the program without "
+            "--horovod."
         )
     known = sys.modules.get(NAME)
     if known is not None and known is not sys.modules[_REAL]:
@@ -120,10 +122,10 @@ def activate() -> None:
             "`tfdistrun --horovod`."
         )
     if not is_active():
-        # Before the finder of files, which would load every module a second time.
+        # Goes before the file finder, which would load every module a second time.
         sys.meta_path.insert(0, AliasFinder())
 
 
 def is_active() -> bool:
-    """Whether `activate` has been called in this process."""
+    """Returns whether `activate` has been called in this process."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)

@@ -12,13 +12,14 @@ _logger = logging.getLogger("tfdist")
 
 
 def adopt_variables() -> None:
-    """Translates variables of Horovod that were not set when last looked at.
+    """Translates Horovod variables that have been set since the last call.
 
-    `hvd.init()` calls it, because a program may set some itself; `tfdistrun --horovod`
-    has translated those that it was started with. Rank 0 logs what has no meaning here.
+    `hvd.init()` calls this function because a program may set variables itself;
+    `tfdistrun --horovod` has translated those set at startup. Rank 0 logs the variables
+    that tfdist does not use.
 
     Raises:
-        VariableError: a value means nothing.
+        VariableError: a variable has an invalid value.
 
     Example:
         >>> from tfdist.horovod._environment import adopt_variables
@@ -35,10 +36,10 @@ def adopt_variables() -> None:
 
 
 def tell_place() -> None:
-    """Sets HOROVOD_RANK and its like where another launcher has started the ranks."""
+    """Sets HOROVOD_RANK and related variables if another launcher started the ranks."""
     place = detect(os.environ)
     if place.source == "single":
-        return  # Horovod does not set them either, where nothing has started ranks
+        return  # without a launcher, Horovod does not set them either
     told = {
         "HOROVOD_RANK": place.rank,
         "HOROVOD_SIZE": place.size,

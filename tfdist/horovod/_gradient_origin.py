@@ -1,4 +1,4 @@
-"""Where the gradients of an optimizer step come from."""
+"""Finds out where the gradients of an optimizer step come from."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _REDUCTIONS = frozenset(
     }
 )
 _CONSTANT = frozenset({"Const", "NoOp", "TfdistTopology"})
-# Gradients as a tape or optimizer has computed them: eager tensors, and the names of
-# symbolic ones by their graphs.
+# Gradients computed by a tape or optimizer: eager tensors, and names of symbolic
+# tensors by graph.
 _local_tensors: WeakRegistry[bool] = WeakRegistry()
 _local_names: WeakRegistry[set[str]] = WeakRegistry()
-# Variables whose gradients are reduced over some of the ranks only.
+# Variables whose gradients are reduced over only some of the ranks.
 _trained_in_subsets: WeakRegistry[bool] = WeakRegistry()
 
 
 class Found(enum.Enum):
-    """The origin of gradients, as far as the graph shows it."""
+    """Origin of gradients, as far as the graph shows it."""
 
-    REDUCED = enum.auto()  # a reduction is among what they are computed from
-    MIXED = enum.auto()  # each from one, and from gradients that were not reduced
-    LOCAL = enum.auto()  # no reduction is there, and they are computed here
-    UNKNOWN = enum.auto()  # they come from elsewhere
+    REDUCED = enum.auto()  # computed from the result of a reduction
+    MIXED = enum.auto()  # each computed from both reduced and unreduced gradients
+    LOCAL = enum.auto()  # computed on this rank, without a reduction
+    UNKNOWN = enum.auto()  # come from elsewhere
 
 
 def note_local(grads: Iterable[Any]) -> None:
-    """Remembers gradients that a tape or optimizer has computed on this rank.
+    """Records gradients that a tape or optimizer has computed on this rank.
 
     Args:
-        grads: tensors, `tf.IndexedSlices`, and others, which are left out.
+        grads: tensors and `tf.IndexedSlices`; other values are ignored.
     """
     for grad in grads:
         values = values_of(grad)
@@ -54,34 +54,35 @@ def note_local(grads: Iterable[Any]) -> None:
 
 
 def note_subset(variables: Iterable[Any]) -> None:
-    """Remembers variables that not all ranks train together: they may differ."""
+    """Records variables that not all ranks train together and so may differ."""
     for variable in variables:
         _trained_in_subsets.set(tf_variable(variable), True)
 
 
 def may_differ(variable: Any) -> bool:
-    """Whether a variable is local to each rank, or trained by some of the ranks."""
+    """Returns whether a variable is local, or trained by only some of the ranks."""
     return is_declared(variable) or tf_variable(variable) in _trained_in_subsets
 
 
 def find(grads: Sequence[Any]) -> Found:
-    """Whether gradients were reduced, as far as that is known.
+    """Returns whether gradients were reduced, as far as the graph shows it.
 
-    Eager gradients are known as they come out of a tape. Symbolic ones are followed
-    back through the inputs of operations, what functions have captured from outside,
-    and the functions that operations call. What was gathered
-    is reduced where gradients consist of nothing else: labels of all ranks, of which a
-    loss is computed, reduce nothing. Nor does a reduced number by which gradients are
-    divided: where reductions and gradients of this rank are found, one gradient must
-    be of reductions alone. (Others may be meant to differ between the ranks.)
+    Eager gradients are recorded when a tape returns them. Symbolic gradients are traced
+    back through the inputs of operations, the values that functions capture, and the
+    functions that operations call. Gathered values count as reduced only if the
+    gradients consist of nothing else: a loss computed from gathered labels does not
+    reduce anything. Dividing gradients by a reduced number does not reduce them either.
+    So if both reductions and gradients of this rank are found, at least one gradient
+    must come from reductions alone. (The other gradients may differ between ranks on
+    purpose.)
 
     Args:
-        grads: of one step: tensors and `tf.IndexedSlices`.
+        grads: the gradients of one step: tensors and `tf.IndexedSlices`.
     """
     starts = [values_of(g) for g in grads]
     if not any(map(tf.is_symbolic_tensor, starts)):
         if not tf.executing_eagerly():
-            return Found.UNKNOWN  # captured by a step that is traced
+            return Found.UNKNOWN  # captured by a step that is being traced
         if all(map(is_from_tape, grads)):
             return Found.REDUCED
         are_local = all(v in _local_tensors for v in starts)
@@ -103,7 +104,7 @@ def find(grads: Sequence[Any]) -> Found:
 
 
 def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
-    """Returns the origins of symbolic tensors, and whether a gather is on the way.
+    """Returns the origins of symbolic tensors, and whether a gather was found.
 
     The origins are reductions, gradients of this rank, and tensors from elsewhere.
     """
@@ -124,7 +125,7 @@ def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
         if operation.type in ("ReadVariableOp", "ResourceGather", "VariableV2"):
             met.add(Found.UNKNOWN)
             return False
-        # Those of functions that are called are found among the inputs of the call.
+        # The origins in a called function are found among the inputs of the call.
         if operation.type == "Placeholder" and tensor.graph in own_graphs:
             if not any(tf.is_symbolic_tensor(t) for t in origins(tensor)):
                 met.add(Found.UNKNOWN)
@@ -135,7 +136,7 @@ def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
 
 
 def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
-    """Looks at each tensor once, and behind those of which `look` returns true."""
+    """Calls `look` once for each tensor; follows its inputs if `look` returns true."""
     seen: set[tuple[int, str]] = set()
     waiting = list(tensors)
     while waiting:
@@ -148,7 +149,7 @@ def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
 
 
 def _all_gathered(tensors: Iterable[Any]) -> bool:
-    """Whether gradients are made of gathered values alone."""
+    """Returns whether gradients consist of gathered values alone."""
     others = False
 
     def look(tensor: Any) -> bool:

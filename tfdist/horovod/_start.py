@@ -1,4 +1,4 @@
-"""Setup of a rank of `tfdistrun --horovod`, before the first line of its program."""
+"""Sets up a rank of `tfdistrun --horovod`, before the first line of its program."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tfdist.horovod._environment import adopt_variables, tell_place
 
 
 def start() -> None:
-    """Prepares this process for a program written for Horovod. Imports no TensorFlow.
+    """Prepares this process for a Horovod program. Does not import TensorFlow.
 
     Raises:
         RuntimeError: Horovod itself has been imported.
-        VariableError: a variable of Horovod has a value that means nothing.
+        VariableError: a Horovod variable has an invalid value.
     """
     activate()
     tell_place()
     adopt_variables()
-    # TensorFlow imports Keras near the end of its own import, Keras imports
-    # TensorFlow: only when both are complete can anything be changed in them.
+    # TensorFlow imports Keras near the end of its own import, and Keras imports
+    # TensorFlow. Nothing in them can be changed before both are complete.
     after_import(("tensorflow", "keras"), _change_keras)
 
 
 def _change_keras() -> None:
-    # By name: neither is needed by a program that does not use Keras.
+    # Imported by name: a program that does not use Keras needs neither.
     importlib.import_module("tfdist.horovod.keras2").activate()
     importlib.import_module("tfdist.horovod._unreduced").guard()

@@ -1,16 +1,16 @@
-"""Refuses steps of optimizers whose gradients were not reduced.
+"""Refuses optimizer steps whose gradients were not reduced.
 
-A script written for Horovod trains one model on all ranks. A wrapper of the optimizer
-or of the tape that is missing, or comes too late, would let each rank train a model of
-its own. The gradients of each optimizer step are followed back (`_gradient_origin`):
+A script written for Horovod trains one model on all ranks. If it wraps the optimizer or
+tape too late, or not at all, each rank would train its own model. The gradients of each
+optimizer step are traced to their origin (`_gradient_origin`):
 
-- They come out of a reduction: the step is taken.
-- This rank has computed them, and nothing has reduced them: the step is refused. The
-  first step of an optimizer may be there to make its variables, which are broadcast
-  after it, so it is taken with a warning.
-- They are arguments of a traced function, were kept in variables, or were changed in an
-  eager loop: the ranks compare their weights in some of the steps
-  (`consistency.in_step`), and the step is refused when the weights have drifted apart.
+- They come from a reduction: the step is taken.
+- They were computed on this rank and not reduced: the step is refused. The first
+  step of an optimizer is taken with a warning, because it may only create the
+  optimizer's variables, which are broadcast afterwards.
+- They are arguments of a traced function, were kept in variables, or were changed in
+  an eager loop: the ranks compare their weights in some of the steps
+  (`consistency.in_step`), and the step is refused if the weights have drifted apart.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 
 _MARK = "_tfdist_guarded"
-# Whether the optimizer at hand is part of one that has been looked at, or reduces.
+# Whether the current optimizer is part of one that has been checked, or reduces.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "tfdist_guarded_step", default=False
 )
 
 
 def guard() -> None:
-    """From now on checks every step of Keras's optimizers, and of TensorFlow 1's."""
+    """Checks every step of Keras and TensorFlow 1 optimizers from now on."""
     _check_steps(
         *(keras.optimizers.Optimizer, "apply"),
         lambda given: (given["grads"], given.get("trainable_variables")),
@@ -72,7 +72,7 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
 
 
 def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of `original` inside which optimizer steps are not checked."""
+    """Returns a wrapper of `original` in which optimizer steps are not checked."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         token = _inside.set(True)
@@ -85,7 +85,7 @@ def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper that notes the results of `original` as local gradients."""
+    """Returns a wrapper that records the results of `original` as local gradients."""
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -108,7 +108,7 @@ def _check_steps(
             if _inside.get() or isinstance(self, ReducesUpdates):
                 return original(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs)
-            # A zip() can be looked at once.
+            # A zip() can be read only once.
             given.arguments[first] = list(given.arguments[first])
             if not given.arguments[first]:
                 return original(*given.args, **given.kwargs)
@@ -124,26 +124,26 @@ def _check_steps(
 def check_reduced(
     optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Raises if an optimizer that is not wrapped takes a step with local gradients.
+    """Raises if an unwrapped optimizer takes a step with local gradients.
 
     Args:
-        optimizer: that takes the step.
-        grads: its gradients; None and `tf.IndexedSlices` among them.
-        variables: of the gradients; None: all of the optimizer's.
+        optimizer: the optimizer that takes the step.
+        grads: its gradients; may contain None and `tf.IndexedSlices`.
+        variables: the gradients' variables; None: all of the optimizer's variables.
 
     Returns:
-        Tensors and operations that have to be computed before the step. One of them
-        may raise `tf.errors.FailedPreconditionError` when the traced step runs.
+        Tensors and operations to compute before the step. One of them may raise
+        `tf.errors.FailedPreconditionError` when the traced step runs.
 
     Raises:
-        RuntimeError: the gradients were not reduced, in a job of several ranks.
-        tfdist.MismatchError: the weights of the ranks have drifted apart.
+        RuntimeError: the gradients were not reduced, with more than one rank.
+        tfdist.MismatchError: the ranks' weights have drifted apart.
     """
     if variables is None:
         variables = getattr(optimizer, "_trainable_variables", ())
     pairs = [
         (g, v)
-        # The optimizer says what is wrong if one list is longer.
+        # If one list is longer, the optimizer raises the error.
         for g, v in zip(grads, variables, strict=False)
         if g is not None and not may_differ(v)
     ]
@@ -173,7 +173,7 @@ def check_reduced(
 
 
 def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
-    """Raises, now or when the step runs, unless it is the optimizer's first one."""
+    """Raises, now or when the step runs, unless it is the optimizer's first step."""
     if xla_context.inside_xla() or not _may_be_first_step(optimizer):
         raise RuntimeError(text)
     warn_once(text)
@@ -186,7 +186,7 @@ def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
 
 
 def _list_id(optimizer: Any, variables: Sequence[Any]) -> str:
-    """Identifies the steps of an optimizer with these variables, on all ranks."""
+    """Returns an id for steps with these variables, which is equal on all ranks."""
     paths = [getattr(optimizer, "name", ""), *map(path_of, variables)]
     return hashlib.sha256("\n".join(map(str, paths)).encode()).hexdigest()
 
@@ -194,22 +194,22 @@ def _list_id(optimizer: Any, variables: Sequence[Any]) -> str:
 def _effects() -> list[Any]:
     """Returns the stateful operations traced before the step, including collectives.
 
-    They would be cancelled if they ran when the step is refused: then another rank
-    ends with an error about this one, and does not learn of its own mistake.
+    If they ran in a step that is refused, they would be cancelled. A different rank
+    would then raise an error about this rank and not report its own mistake.
     """
     graph = tf.compat.v1.get_default_graph()
     return [o for o in graph.get_operations() if o.op_def.is_stateful]
 
 
 def _is_first_step(optimizer: Any) -> Any:
-    """Whether it has taken none: a boolean, while a step is traced a tensor."""
-    # Not `iterations`, which counts updates where several steps make one.
+    """Returns whether no step was taken yet: a boolean, or a tensor while tracing."""
+    # Not `iterations`, which counts updates if an update takes several steps.
     steps = getattr(optimizer, "_iterations", None)
     return tf.constant(False) if steps is None else tf.equal(steps.value, 0)
 
 
 def _may_be_first_step(optimizer: Any) -> bool:
-    """Whether a step that is traced may be the first when it runs."""
+    """Returns whether a traced step may be the first step when it runs."""
     with tf.init_scope():
         is_first = _is_first_step(optimizer)
         return bool(is_first) if tf.executing_eagerly() else False
@@ -220,17 +220,17 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
     if early:
         return (
             f"{name} takes a step before hvd.init(): each of the {size} ranks would "
-            "train on its own. Call hvd.init() first."
+            "train independently. Call hvd.init() first."
         )
     return (
         f"{name} takes a step with gradients that were not reduced over the {size} "
-        "ranks: each would train on its own. Write hvd.DistributedOptimizer("
-        f"keras.optimizers.{name}(...)) before model.compile(...), or take the "
-        "gradients from hvd.DistributedGradientTape(tape).gradient(...), wrapped "
-        "before they are computed, or reduce each of them by hvd.allreduce(gradient). "
-        "Variables that shall differ between the ranks: "
+        "ranks: each rank would train independently. Write hvd.DistributedOptimizer("
+        f"keras.optimizers.{name}(...)) before model.compile(...), or use the "
+        "gradients of hvd.DistributedGradientTape(tape).gradient(...), wrapped "
+        "before they are computed, or reduce each gradient by "
+        "hvd.allreduce(gradient). For variables that should differ between the ranks: "
         "hvd.PartialDistributedOptimizer(optimizer, local_layers=layers, "
-        "scale_local_gradients=False). Only the first step of an optimizer may be "
-        "without, to make the optimizer's variables, which are broadcast after it; "
-        "optimizer.build(variables) makes them without a step."
+        "scale_local_gradients=False). Only the first step of an optimizer may use "
+        "unreduced gradients, to create the optimizer's variables, which are broadcast "
+        "afterwards; optimizer.build(variables) creates them without a step."
     )

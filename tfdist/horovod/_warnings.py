@@ -1,4 +1,4 @@
-"""Warnings that a job prints once, on rank 0, with the line of the script."""
+"""Warnings printed once per job, on rank 0, with the script's line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _warned: set[str] = set()
 
 
 def is_first_rank() -> bool:
-    """Whether this is rank 0, also before `hvd.init()`."""
+    """Returns whether this is rank 0; also works before `hvd.init()`."""
     if runtime.is_initialized():
         return runtime.rank() == 0
     return detect(os.environ).rank == 0
 
 
 def should_warn(text: str) -> bool:
-    """Whether to print a warning: on rank 0, the first time."""
+    """Returns whether to print a warning: on rank 0, and only the first time."""
     if text in _warned:
         return False
     _warned.add(text)
@@ -29,17 +29,17 @@ def should_warn(text: str) -> bool:
 
 
 def warn_once(text: str) -> None:
-    """Logs a warning the first time; all ranks run one program, so on rank 0 only."""
+    """Logs a warning once, on rank 0 only: all ranks run the same program."""
     if should_warn(text):
         _logger.warning("%s", text)
 
 
 def warn_unused_device(parameter: str, device: str) -> None:
-    """Warns once that an argument which chooses a device for communication has no use.
+    """Warns once that an argument that chooses a device for communication is unused.
 
     Args:
         parameter: name of the parameter.
-        device: "" (no warning) or a name of TensorFlow's.
+        device: "" (no warning) or a TensorFlow device name.
     """
     if device:
         warn_once(

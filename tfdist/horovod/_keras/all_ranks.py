@@ -1,4 +1,4 @@
-"""Horovod's callbacks are of all ranks, whatever the optimizer's process set."""
+"""Makes callbacks cover all ranks, as in Horovod, whatever the process set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tfdist.horovod.tensorflow.gradients import is_outside
 
 
 class OfAllRanks:
-    """Mixin before a callback of tfdist's, which is of the ranks that train together.
+    """Mixin for a tfdist callback; alone, it covers only the ranks that train together.
 
-    So a script may call `fit` on a rank outside of the set as well, as with Horovod.
+    It lets a script call `fit` on a rank outside of the process set too, as in Horovod.
     """
 
-    # Of the callback.
+    # Attributes of the callback.
     model: Any
 
     @property
@@ -21,7 +21,7 @@ class OfAllRanks:
         return None
 
     def _has_reduced(self) -> bool:
-        """Whether gradients were reduced, or this rank's are not to be."""
+        """Returns whether gradients were reduced, or must not be on this rank."""
         options = getattr(self.model.optimizer, "tfdist_options", None)
         if options is not None and is_outside(options):
             return True

@@ -1,4 +1,4 @@
-"""Horovod's callbacks over tfdist's, but for those that set the learning rate."""
+"""Horovod's callbacks over tfdist's, except those that set the learning rate."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _logger = logging.getLogger("tfdist")
 
 
 class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
-    """Sends the model's weights and the optimizer's state of one rank to all.
+    """Broadcasts the model's weights and the optimizer's state from one rank to all.
 
-    Before the first step. (Horovod sends after it, so its first step is one of
-    different weights.) Also to ranks outside of the optimizer's process set. Random
-    numbers of layers are drawn from another stream on each rank; see
+    The broadcast takes place before the first step. (Horovod broadcasts after the first
+    step, in which the weights still differ.) It includes ranks outside of the
+    optimizer's process set. Layers draw different random numbers on each rank; see
     `tfdist.callbacks.BroadcastInitialState`.
 
     Args:
-        root_rank: rank whose state all others take.
-        device: has no meaning here; a warning says so.
-        local_variables: a variable or several that each rank keeps as they are, and
-            what the optimizer holds for them.
+        root_rank: rank whose state all other ranks receive.
+        device: ignored, with a warning.
+        local_variables: a variable or a list of variables that keep their own values on
+            each rank, together with their optimizer state.
 
     Raises:
-        ValueError: something in `local_variables` is no variable; at the start of
-            `fit`, if the model's optimizer does not reduce gradients.
-        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
+        ValueError: an entry of `local_variables` is not a variable; or, at the start of
+            `fit`, the model's optimizer does not reduce gradients.
+        tfdist.MismatchError: at the start of `fit`, the ranks' variables differ.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -60,10 +60,10 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
                 self.register_local_var(one)
 
     def register_local_var(self, var: Any) -> None:
-        """Lets each rank keep its own value of a variable.
+        """Keeps each rank's own value of a variable.
 
         Raises:
-            ValueError: it is no variable.
+            ValueError: `var` is not a variable.
         """
         if not is_variable(var):
             raise ValueError(
@@ -84,20 +84,20 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
 
 
 class MetricAverageCallback(OfAllRanks, MetricAverage):
-    """Replaces the epoch's metrics by those of all ranks together.
+    """Replaces the epoch's metrics by metrics over the data of all ranks.
 
-    Every sample counts alike, and a metric that is no mean is that of all the data;
-    see `tfdist.callbacks.MetricAverage`. (Horovod takes the mean of the ranks'
-    numbers.) If a metric of the user's own does not say how it is combined, all
-    metrics are the means of the ranks' numbers, as in Horovod, and a warning says so.
-    In `evaluate`, where Horovod's does nothing, they then stay those of each rank.
+    Each sample has the same weight, and a metric that is not a mean is computed over
+    all data; see `tfdist.callbacks.MetricAverage`. (Horovod averages the ranks'
+    numbers.) If a custom metric does not define how to combine its values, all metrics
+    are the means of the ranks' numbers, as in Horovod, with a warning. In `evaluate`,
+    where Horovod's callback does nothing, the metrics then remain each rank's own.
 
     Args:
-        device: has no meaning here; a warning says so.
+        device: ignored, with a warning.
 
     Raises:
-        tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
-            different names.
+        tfdist.MismatchError: at the end of an epoch, the ranks' logs have different
+            names.
 
     Example:
         >>> import keras
@@ -111,12 +111,12 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         warn_unused_device("device", device)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks whether the metrics can be combined exactly."""
+        """Checks whether the metrics can be combined exactly."""
         RankCallback.on_train_begin(self, logs)
         self._look_at_metrics("of the epoch are the plain means of the ranks' numbers")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """As there; in `evaluate` those that cannot be combined stay each rank's."""
+        """Does the same; in `evaluate`, other metrics remain each rank's own."""
         if not self._in_epoch:
             self._look_at_metrics("of model.evaluate stay those of each rank")
             if not self._combines_states:
@@ -124,12 +124,12 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         super().on_test_begin(logs)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Combines them at the last step of `evaluate`."""
+        """Combines the metrics at the last step of `evaluate`."""
         if self._combines_states:
             super().on_test_batch_end(batch, logs)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks whether that step came."""
+        """Checks whether the last step has been reached."""
         if self._combines_states:
             super().on_test_end(logs)
 
@@ -158,20 +158,20 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the best model so far to a file that is named later.
+    """Saves the best model so far to a file whose name is set later.
 
     Args:
-        monitor: what is compared; default "val_loss".
+        monitor: name of the metric to compare; default "val_loss".
         verbose: 0 or 1.
-        save_weights_only: whether only weights are saved.
+        save_weights_only: whether to save only the weights.
         mode: "auto", "min" or "max".
         save_freq: "epoch", or a number of batches.
 
-    Set `filepath` before `fit`, on one rank (`if hvd.rank() == 0:`): a name that ends
+    Set `filepath` before `fit`, on one rank (`if hvd.rank() == 0:`). The name must end
     in ".keras" or ".h5", or in ".weights.h5" for weights.
 
     Raises:
-        ValueError: at the start of `fit`, if there is no `filepath`.
+        ValueError: at the start of `fit`, `filepath` is not set.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -199,7 +199,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self.filepath = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses to train without a place to save to."""
+        """Raises ValueError if `filepath` is not set."""
         super().on_train_begin(logs)
         if self.filepath is None:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Horovod's elastic names for Keras, in a world of fixed size.
+"""Horovod's elastic names for Keras, for a fixed number of ranks.
 
-The state is saved, restored and synchronised; the world does not change. What
-`tfdist.horovod.tensorflow.elastic.run` says about failures holds here too.
+The state is saved, restored and synchronised; the number of ranks does not change. For
+failures, see `tfdist.horovod.tensorflow.elastic.run`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A Keras model and its optimizer, and plain values as attributes.
+    """State of a Keras model, its optimizer, and plain values as attributes.
 
     Args:
-        model: built.
-        optimizer: default that of the model; built here, if it is not.
-        **kwargs: name and value of each attribute, e.g. `epoch=0, batch=0`.
+        model: a model that is built.
+        optimizer: the optimizer; default: the model's. It is built if necessary.
+        **kwargs: name and initial value of each attribute, e.g. `epoch=0, batch=0`.
 
     Raises:
         ValueError: the model is not built.
@@ -51,7 +51,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Calls `state.commit()` after every few batches, and after each epoch.
+    """Calls `state.commit()` after a number of batches, and after each epoch.
 
     Args:
         state: an elastic state.
@@ -73,19 +73,19 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count."""
+        """Resets the count of batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Commits when it is time."""
+        """Commits after every `batches_per_commit` batches."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits also what has changed since the last batch: the epoch's number."""
+        """Commits changes made since the last batch, such as the epoch number."""
         self.commit()
 
     def commit(self) -> None:
@@ -95,12 +95,12 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Sets `state.batch` to the number of the batch at its end, to 0 at an epoch's.
+    """Sets `state.batch` to the batch number after each batch, and to 0 after an epoch.
 
     Put it before `CommitStateCallback` in the list.
 
     Args:
-        state: an elastic state with an attribute `batch`.
+        state: an elastic state with the attribute `batch`.
     """
 
     def __init__(self, state: Any) -> None:
@@ -110,23 +110,23 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Notes the batch."""
+        """Records the batch number."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that the next epoch begins."""
+        """Resets the batch number for the next epoch."""
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Sets `state.epoch` to the number of epochs that are done, at the end of each.
+    """Sets `state.epoch` to the number of completed epochs, at the end of each epoch.
 
-    What `fit` counts is added to the `state.epoch` with which it began, as in
+    The epochs that `fit` counts are added to the initial `state.epoch`, as in
     `model.fit(..., epochs=EPOCHS - state.epoch)`. Put it before `CommitStateCallback`
     in the list.
 
     Args:
-        state: an elastic state with an attribute `epoch`.
+        state: an elastic state with the attribute `epoch`.
     """
 
     def __init__(self, state: Any) -> None:
@@ -135,9 +135,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes over where the state is."""
+        """Continues from the epoch in the state."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch."""
+        """Records the epoch number."""
         self.state.epoch = self.initial_epoch + epoch + 1

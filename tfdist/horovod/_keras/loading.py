@@ -1,4 +1,4 @@
-"""`load_model`: a saved model, whose optimizer reduces its gradients."""
+"""`load_model`: loads a saved model with an optimizer that reduces its gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfdist.horovod.tensorflow.compression import Compression
 from tfdist.training.optimizer import is_distributed
 
 _logger = logging.getLogger("tfdist")
-# Keras 3.15 writes these names into .h5 files, and does not find them again.
+# Keras 3.15 writes these names to .h5 files, but cannot load them.
 _SHORT_NAMES = {
     "mse": keras.losses.mean_squared_error,
     "mae": keras.losses.mean_absolute_error,
 }
-# What Keras 2 has saved of an optimizer and Keras 3 does not take.
+# Optimizer settings that Keras 2 saves and Keras 3 does not accept.
 _DROPPED = ("is_legacy_optimizer", "jit_compile", "decay")
 
 
@@ -32,25 +32,27 @@ def load_model(
 ) -> keras.Model:
     """Loads a saved model, with an optimizer that reduces its gradients.
 
-    The optimizer goes on with the state that was saved. One rank or all may read the
-    file; `BroadcastGlobalVariablesCallback` sends what one has read. (All have to, if
-    it is the `.keras` file of a `Sequential`: Keras gives its variables other paths
-    than those of a new one, and the ranks compare them.)
+    The optimizer continues from its saved state. Either one rank or all ranks may read
+    the file; `BroadcastGlobalVariablesCallback` sends the values from one rank. (All
+    ranks must read the `.keras` file of a `Sequential`: Keras gives its variables
+    different paths than those of a new model, and the ranks compare the paths.)
 
     Args:
         filepath: a `.keras` or `.h5` file.
-        custom_optimizers: optimizer classes that are not Keras's.
-        custom_objects: names of other classes and functions of the model.
-        compression: as of `DistributedOptimizer`.
+        custom_optimizers: custom optimizer classes.
+        custom_objects: maps the names of other custom classes and functions of the
+            model to objects.
+        compression: see `DistributedOptimizer`.
         legacy_opts: whether the file names an optimizer of
             `tf.keras.optimizers.legacy` (Keras 2).
 
     Returns:
-        The model; without an optimizer, if it was saved without.
+        The model. It has no optimizer if it was saved without one.
 
     Raises:
-        ValueError: no such file, or the optimizer adds up batches: whether their sum
-            or mean is applied is not in the file; or it had a `decay`.
+        ValueError: the file does not exist; the optimizer accumulates batches, since
+            the file does not state whether to apply their sum or mean; or the optimizer
+            had a `decay`.
     """
     is_hdf5 = str(filepath).endswith((".h5", ".hdf5"))
     objects: dict[str, Any] = dict(_SHORT_NAMES) if is_hdf5 else {}
@@ -72,10 +74,10 @@ def load_model(
 
 
 def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
-    """The optimizer of a model from an .h5 file, with the slots that are in it.
+    """Returns the optimizer of a model from an .h5 file, with its saved slots.
 
-    Keras 3.15 builds it without the variables of the layers, so that it neither gets
-    its slots nor can take a step.
+    Keras 3.15 builds the optimizer without the layers' variables, so it has no slots
+    for them and cannot take a step.
     """
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
@@ -90,7 +92,7 @@ def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
         values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
         values = [value[()] for value in values]
     own = list(optimizer.variables)
-    if len(values) == len(own) - 1:  # Keras 2 did not save the rate
+    if len(values) == len(own) - 1:  # Keras 2 did not save the learning rate
         own = [v for v in own if not v.path.endswith("learning_rate")]
     shapes = [tuple(v.shape) for v in own]
     if shapes == [value.shape for value in values]:
@@ -98,8 +100,8 @@ def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
             variable.assign(value)
     else:
         _logger.warning(
-            "The state of the optimizer in %s does not fit %s of Keras 3: it begins "
-            "anew.",
+            "The saved optimizer state in %s does not fit %s of Keras 3; the optimizer "
+            "starts with a new state.",
             path,
             type(optimizer).__name__,
         )
@@ -111,8 +113,8 @@ def _check_accumulates_nothing(optimizer: Any, filepath: Any) -> None:
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if steps:
         raise ValueError(
-            f"The optimizer of {filepath} adds up {steps} batches, and whether their "
-            "sum or their mean is applied is not in the file. Write model = "
+            f"The optimizer of {filepath} accumulates {steps} batches, but the file "
+            "does not state whether their sum or their mean is applied. Write model = "
             "keras.models.load_model(...); model.optimizer = hvd.DistributedOptimizer("
             f"model.optimizer, backward_passes_per_step={steps}, "
             "average_aggregated_gradients=...)."
@@ -121,7 +123,7 @@ def _check_accumulates_nothing(optimizer: Any, filepath: Any) -> None:
 
 @contextlib.contextmanager
 def _legacy_configurations() -> Iterator[None]:
-    """Inside, Keras 3 makes its optimizers from what those of Keras 2 have saved."""
+    """Lets Keras 3 create its optimizers from configurations saved by Keras 2."""
     base = keras.optimizers.Optimizer
     original = base.from_config.__func__  # type: ignore[attr-defined]
 

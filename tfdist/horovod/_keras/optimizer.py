@@ -31,25 +31,27 @@ from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 class Wrapped:
-    """Mixin of what Horovod's `DistributedOptimizer` returns, before tfdist's class."""
+    """Mixin for the optimizer that Horovod's `DistributedOptimizer` returns."""
 
-    # Of tfdist's class, and of the one that `DistributedOptimizer` makes for this
-    # optimizer and its copies; the last: one of them has local variables.
+    # Attributes of tfdist's class, and of the class that `DistributedOptimizer` creates
+    # for this optimizer and its copies. The last attribute: whether an optimizer of
+    # this class has local variables.
     tfdist_options: ReduceOptions
     horovod_scale_local_gradients: bool
     horovod_has_local: bool = False
 
     def register_local_var(self, var: Any) -> None:
-        """Makes a variable one of this rank alone: its gradient is not reduced.
+        """Makes a variable local to each rank: its gradient is not reduced.
+
+        Call this method on all ranks, before the first step.
 
         Args:
-            var: a variable of Keras or TensorFlow, or a layer for all that it has.
-                Call it on all ranks, before the first step.
+            var: a Keras or TensorFlow variable, or a layer for all of its variables.
 
         Raises:
-            TypeError: it is neither.
+            TypeError: `var` is not a variable or layer.
             RuntimeError: a step has been taken or traced.
-            ValueError: the optimizer clips by the norm of all gradients.
+            ValueError: the optimizer clips by the global norm of the gradients.
         """
         attributes = vars(self)
         if "_horovod_applied" in attributes:
@@ -66,7 +68,7 @@ class Wrapped:
             scale_local_gradients=self.horovod_scale_local_gradients,
         )
         type(self).horovod_has_local = True
-        # Past Keras's __setattr__, which would track them.
+        # Bypasses Keras's __setattr__, which would track them.
         attributes["tfdist_options"] = options
         inner = getattr(self, "inner_optimizer", None)
         if inner is not None:
@@ -74,26 +76,26 @@ class Wrapped:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """A new optimizer; a configuration knows of no local variables."""
+        """Returns a new optimizer; a configuration does not contain local variables."""
         made = super().from_config(config, *args, **named)  # type: ignore[misc]
         vars(made)["_horovod_asks"] = cls.horovod_has_local
         return made
 
     def _check_local(self) -> None:
-        """Raises if local variables were left behind, which would be averaged.
+        """Raises if the configuration lost local variables, which would be averaged.
 
         Raises:
-            RuntimeError: says what to write.
+            RuntimeError: the message states what to write.
         """
         asks = vars(self).get("_horovod_asks", False)
         if asks and self.tfdist_options.local_variables is None:
             raise RuntimeError(
-                f"The optimizer {self.name!r} was made by from_config() of one "  # type: ignore[attr-defined]
-                "that has local variables, which a configuration does not hold: their "
-                "gradients would be averaged. Call register_local_var(variable) for "
-                "each of them on the new optimizer, before the first step; "
-                "copy.deepcopy(optimizer) keeps them. If none is to be local, wrap a "
-                "new optimizer."
+                f"The optimizer {self.name!r} was created by from_config() from an "  # type: ignore[attr-defined]
+                "optimizer with local variables, which a configuration does not "
+                "contain: their gradients would be averaged. Call "
+                "register_local_var(variable) for each of them on the new optimizer, "
+                "before the first step; copy.deepcopy(optimizer) keeps them. If no "
+                "variable should be local, wrap a new optimizer."
             )
 
     def _reduced(
@@ -118,19 +120,19 @@ class Wrapped:
 
     @property
     def variables(self) -> CallableList:
-        """The optimizer's variables; may also be called, as under Keras 2."""
+        """List of the optimizer's variables; can also be called, as in Keras 2."""
         listed = super().variables  # type: ignore[misc]
         return listed if isinstance(listed, CallableList) else CallableList(listed)
 
 
 class OwnSteps:
-    """Mixin of the optimizer that is held, on a rank outside of the process set.
+    """Mixin for the wrapped optimizer on a rank outside of the process set.
 
-    Before tfdist's class, past whose methods it goes to those of Keras's: gradients
-    are not reduced, and what is decided is decided by this rank alone.
+    It comes before tfdist's class and calls the methods of Keras's class directly:
+    gradients are not reduced, and all decisions are local to this rank.
     """
 
-    # Of tfdist's class.
+    # Attributes of tfdist's class.
     tfdist_options: ReduceOptions
 
     @tf.autograph.experimental.do_not_convert
@@ -142,7 +144,7 @@ class OwnSteps:
         weight: Any = None,
         **own: Any,
     ) -> Any:
-        """Updates the variables; with a weight too, since no other rank counts."""
+        """Updates the variables; ignores `weight`, because only this rank counts."""
         del weight
         grads = list(grads)
         variables = self._variables_of(grads, trainable_variables)  # type: ignore[attr-defined]
@@ -152,18 +154,18 @@ class OwnSteps:
     def apply_gradients(
         self, grads_and_vars: Any, *, weight: Any = None, **own: Any
     ) -> Any:
-        """As `apply`, from pairs; returns the count of steps."""
+        """Calls `apply` with (gradient, variable) pairs; returns the step count."""
         del weight
         super(ReducesUpdates, self).apply_gradients(grads_and_vars, **own)  # type: ignore[misc]
         return self._iterations  # type: ignore[attr-defined]
 
     def check_finite(self, grads: Any) -> Any:
-        """Of `LossScaleOptimizer`: whether a step is taken."""
+        """Returns whether a step is taken; for `LossScaleOptimizer`."""
         return super(ReducesUpdates, self).check_finite(grads)  # type: ignore[misc]
 
 
 class OwnUpdates:
-    """The same, of the one that makes the updates: not even the sum of batches is."""
+    """Mixin for the optimizer that updates the variables: gradient sums stay local."""
 
     def _clip_gradients(self, grads: Any) -> Any:
         return super(ReducesUpdates, self)._clip_gradients(grads)  # type: ignore[misc]
@@ -187,43 +189,48 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
-    The optimizer given is changed in place and returned (Horovod returns a copy). It
-    keeps its class's name: a saved model names Keras's own, and loads without tfdist.
-    What it returns has `register_local_var(var)`: the gradient of that variable is not
-    reduced. See `tfdist.DistributedOptimizer`.
+    The given optimizer is changed in place and returned (Horovod returns a copy). It
+    keeps its class's name, so a saved model names Keras's class and loads without
+    tfdist. The result has `register_local_var(var)`, which excludes a variable's
+    gradient from the reduction. See `tfdist.DistributedOptimizer`.
 
     Args:
-        optimizer: a Keras optimizer; also a `LossScaleOptimizer` around one.
-        name: tells apart optimizers of equal lists of variables; default: their order.
-        device_dense: has no meaning here; a warning says so.
-        device_sparse: likewise.
-        compression: `Compression.none` (default) or `Compression.fp16`, also "bf16".
-        sparse_as_dense: True: gradients of embeddings are reduced as dense tensors;
-            False: those of tables of 8 MiB and more by the rows in use, smaller ones
-            dense, which is faster. The results are equal.
-        gradient_predivide_factor: f: gradients are multiplied by 1/f before they are
-            added up and by f/size after it; only with `Average`.
+        optimizer: a Keras optimizer, possibly wrapped in a `LossScaleOptimizer`.
+        name: distinguishes optimizers with equal lists of variables; default: their
+            order of creation.
+        device_dense: ignored, with a warning.
+        device_sparse: ignored, with a warning.
+        compression: `Compression.none` (default), `Compression.fp16` or "bf16".
+        sparse_as_dense: if True, gradients of embeddings are reduced as dense tensors.
+            If False, gradients of tables of 8 MiB or more are reduced by the rows in
+            use, and smaller ones as dense tensors, which is faster. The results are
+            equal.
+        gradient_predivide_factor: f: gradients are multiplied by 1/f before the sum and
+            by f/size after it; only with `Average`.
         op: `Average` or `Sum`.
-        backward_passes_per_step: batches whose gradients are added up before they are
-            reduced and applied. `optimizer.iterations` counts batches.
-        average_aggregated_gradients: whether their mean is applied, else their sum.
-        num_groups: deprecated, `groups`.
+        backward_passes_per_step: number of batches whose gradients are added up before
+            they are reduced and applied. `optimizer.iterations` counts batches.
+        average_aggregated_gradients: whether to apply the mean of these gradients
+            instead of their sum.
+        num_groups: deprecated; use `groups`.
         groups: a number of groups of gradients, each reduced in one operation; or a
-            list of lists of variables; default: by `TFDIST_BUCKET_BYTES`. The same
-            bits come out.
-        process_set: the ranks over which gradients are reduced. On other ranks they
-            stay those of the rank (those of local variables are divided all the same).
+            list of lists of variables; default: groups of `TFDIST_BUCKET_BYTES`. The
+            groups do not change a bit of the result.
+        process_set: the ranks over which gradients are reduced. Other ranks use their
+            own gradients (gradients of local variables are still divided).
         scale_local_gradients: whether gradients of local variables are divided by the
             number of ranks.
 
     Returns:
-        The optimizer; under the policy `mixed_float16` a `LossScaleOptimizer` around
-        it, which scales in `fit`, and in loops that scale their loss by it.
+        The optimizer. Under the policy `mixed_float16`, a `LossScaleOptimizer` around
+        the optimizer; it scales the loss in `fit`, and in custom loops that call it to
+        scale the loss.
 
     Raises:
-        TypeError: `optimizer` is no Keras optimizer.
-        ValueError: it is wrapped already, or an option is wrong; Adasum;
-            `backward_passes_per_step` with a class that overrides `apply_gradients`.
+        TypeError: `optimizer` is not a Keras optimizer.
+        ValueError: `optimizer` is already wrapped, an option is invalid, Adasum is
+            requested, or `backward_passes_per_step` is used with a class that overrides
+            `apply_gradients`.
     """
     warn_unused_device("device_dense", device_dense)
     warn_unused_device("device_sparse", device_sparse)
@@ -271,19 +278,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     *, local_layers: Any, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """As `DistributedOptimizer`; the weights of some layers stay on their rank.
+    """Makes an optimizer as `DistributedOptimizer` does, with local layers.
+
+    The gradients of local layers are not reduced.
 
     Args:
-        local_layers: a layer, or a list of layers, the same ones on all ranks, whose
-            gradients are not reduced; also of weights that they make later.
-        **options: as there, in this order: `local_layers` is the last but one.
+        local_layers: a layer or a list of layers, the same on all ranks. Weights that
+            the layers create later are included.
+        **options: the arguments of `DistributedOptimizer`, in the same order;
+            `local_layers` is the last but one.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: something in `local_layers` is no layer; and as there.
-        TypeError: as there.
+        ValueError: an entry of `local_layers` is not a layer, or as in
+            `DistributedOptimizer`.
+        TypeError: as in `DistributedOptimizer`.
     """
     layers = layers_of(local_layers)
     optimizer = DistributedOptimizer(**options)

@@ -1,12 +1,12 @@
-"""`backward_passes_per_step`: Horovod's accumulation of gradients, over Keras's.
+"""Horovod's `backward_passes_per_step`, with Keras's gradient accumulation.
 
-Keras's optimizers accumulate (`gradient_accumulation_steps`), and tfdist reduces once
-for each update. Two things differ from Horovod:
+Keras's optimizers accumulate gradients (`gradient_accumulation_steps`), and tfdist
+reduces them once for each update. Horovod differs in two ways:
 
-- Keras divides by the number of batches. Horovod adds the batches up, unless
-  `average_aggregated_gradients`.
-- Keras's `iterations` counts updates, Horovod's counts batches. Adam's correction of
-  its moments follows from it (a schedule sees batches under both).
+- Keras divides by the number of batches. Horovod applies the sum, unless
+  `average_aggregated_gradients` is set.
+- In Keras `iterations` counts updates; in Horovod it counts batches. Adam's bias
+  correction depends on it (a schedule counts batches in both).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 class CountsPasses:
-    """Mixin of an optimizer that accumulates: `iterations` counts batches."""
+    """Mixin for an accumulating optimizer whose `iterations` counts batches."""
 
     _iterations: Any
 
     @property
     def iterations(self) -> Any:
-        """Number of batches so far, as Horovod's optimizers count."""
+        """Number of batches so far, as in Horovod's optimizers."""
         return self._iterations
 
 
 class SumsPasses(CountsPasses):
-    """Mixin of an optimizer that accumulates: a sum in place of the mean.
+    """Mixin for an accumulating optimizer that applies the sum instead of the mean.
 
-    The sum is the one that Keras has in hand before it divides, not the mean times the
-    number: so its bits are those of adding up.
+    It applies the sum that Keras computes before the division, not the mean times the
+    number of batches, so the result has exactly the bits of the sum.
     """
 
-    # Of the optimizer's own class.
+    # Methods of the optimizer's own class.
     _accumulated_gradients: list[Any]
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # Past Keras's __setattr__, which would take them for the optimizer's own.
+        # Bypasses Keras's __setattr__, which would track them.
         vars(self)["_tfdist_pass"] = list(grads), list(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Comes once for each update, with the means, before they are reduced."""
+        """Is called once for each update, with the means, before the reduction."""
         if vars(self).get("_tfdist_own_weight") is not None:
             raise ValueError(
                 "apply() was given a weight, but with backward_passes_per_step the "
@@ -62,17 +62,18 @@ class SumsPasses(CountsPasses):
 
 
 def check_passes(optimizer: Any, passes: int) -> None:
-    """Raises if an optimizer cannot accumulate so many batches.
+    """Raises if an optimizer cannot accumulate this number of batches.
 
     Args:
-        optimizer: the one that makes the updates (inside of a loss scale).
-        passes: batches for each update.
+        optimizer: the optimizer that updates the variables (inside a loss scale
+            optimizer).
+        passes: number of batches for each update.
 
     Raises:
-        TypeError: `passes` is no integer.
-        ValueError: it is below 1, or the optimizer accumulates another number, or is
-            one of several, or is built without accumulators, or its class has an
-            `apply_gradients` of its own.
+        TypeError: `passes` is not an integer.
+        ValueError: `passes` is below 1; or the optimizer accumulates a different
+            number, is a `MultiOptimizer`, is already built without accumulators, or has
+            a class that overrides `apply_gradients`.
     """
     if isinstance(passes, bool) or not hasattr(passes, "__index__"):
         raise TypeError(
@@ -88,13 +89,13 @@ def check_passes(optimizer: Any, passes: int) -> None:
             "of its optimizers gradient_accumulation_steps."
         )
     of_keras = keras.optimizers.Optimizer.apply_gradients
-    is_wrapped = isinstance(optimizer, ReducesUpdates)  # refused by whoever wraps
+    is_wrapped = isinstance(optimizer, ReducesUpdates)  # the wrapper raises the error
     if not is_wrapped and type(optimizer).apply_gradients is not of_keras:
         raise ValueError(
-            f"The class of the optimizer {optimizer.name!r} has an apply_gradients of "
-            "its own, which Horovod calls once for each update, but Keras once for "
-            "each batch: backward_passes_per_step cannot be used with it. Put what it "
-            "does into update_step, or leave backward_passes_per_step out."
+            f"The class of the optimizer {optimizer.name!r} overrides apply_gradients, "
+            "which Horovod calls once for each update, but Keras once for each batch: "
+            "backward_passes_per_step cannot be used with this class. Move the code "
+            "to update_step, or leave backward_passes_per_step out."
         )
     own = optimizer.gradient_accumulation_steps
     if own not in (None, passes):
@@ -105,26 +106,26 @@ def check_passes(optimizer: Any, passes: int) -> None:
         )
     if own is None and optimizer.built:
         raise ValueError(
-            f"The optimizer {optimizer.name!r} is built, without room for the sum of "
-            f"{passes} batches. Wrap it before it is built, or make it with "
+            f"The optimizer {optimizer.name!r} is already built, without accumulators "
+            f"for {passes} batches. Wrap it before it is built, or create it with "
             f"gradient_accumulation_steps={passes}."
         )
 
 
 def accumulate(optimizer: Any, passes: int, average: bool) -> None:
-    """Lets a reducing optimizer add up batches in Horovod's way.
+    """Makes a reducing optimizer accumulate batches in Horovod's way.
 
     Args:
-        optimizer: the one that makes the updates, a class of tfdist's already.
-        passes: batches for each update, above 1.
-        average: whether the mean is applied, else the sum.
+        optimizer: the optimizer that updates the variables; already of a tfdist class.
+        passes: number of batches for each update, above 1.
+        average: whether to apply the mean instead of the sum.
     """
     optimizer.gradient_accumulation_steps = passes
     put_before(optimizer, CountsPasses if average else SumsPasses)
 
 
 def put_before(optimizer: Any, mixin: Any) -> None:
-    """Gives a reducing optimizer a class with the methods of `mixin` before its own."""
+    """Puts the methods of `mixin` before those of a reducing optimizer's class."""
     cls = type(optimizer)
     kind = keras.optimizers.Optimizer
     plain = next(
@@ -134,5 +135,5 @@ def put_before(optimizer: Any, mixin: Any) -> None:
     )
     optimizer.__class__ = subclass_under_own_name(cls, mixin, keras.optimizers, {})
     package, separator, name = keras.saving.get_registered_name(plain).partition(">")
-    if separator:  # that name is to be loaded as the plain class
+    if separator:  # a saved model must load as the plain class
         keras.saving.register_keras_serializable(package, name)(plain)

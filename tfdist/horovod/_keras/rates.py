@@ -1,4 +1,4 @@
-"""Horovod's callbacks that set the learning rate, by its formulas."""
+"""Horovod's learning rate callbacks, with its formulas."""
 
 from __future__ import annotations
 
@@ -27,43 +27,44 @@ _NOT_GIVEN: Any = _NotGiven()
 class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
-    With `staircase` at the beginning of each epoch from `start_epoch` until before
-    `end_epoch`, given the epoch as an integer; without it before every batch, given
+    With `staircase`, the rate is set at the beginning of each epoch from `start_epoch`
+    until before `end_epoch`, and `multiplier` receives the epoch as an integer. Without
+    `staircase`, it is set before every batch, and `multiplier` receives
 
         epoch + batch / steps_per_epoch.
 
-    A number m as multiplier stands for m ** (epoch - start_epoch). That is what Horovod
-    computes since 0.22.2 (its pull requests 3135 and 3142), while its documentation
-    says `initial_lr * multiplier`: write a function to be sure. A warning says so.
+    A number m as multiplier means m ** (epoch - start_epoch). This is what Horovod
+    computes since 0.22.2 (its pull requests 3135 and 3142), although its documentation
+    states `initial_lr * multiplier`. To be explicit, pass a function. A number causes a
+    warning.
 
-    Momentum correction: when the rate changes from a to b, what SGD and RMSprop hold as
-    velocity is multiplied by b / a, which has the effect of Horovod's momentum * b / a
-    in the one step after it. Under Keras 3 a new value of `optimizer.momentum` would
-    have none.
+    Momentum correction: when the rate changes from a to b, the velocity of SGD and
+    RMSprop is multiplied by b / a. This has the same effect as Horovod's momentum * b /
+    a in the next step. In Keras 3 setting `optimizer.momentum` would have no effect.
 
-    The rate is in the epoch's logs as "lr". With `decay=` of Keras 2 it is the one that
-    decays.
+    The epoch's logs contain the rate as "lr". With `decay=` of Keras 2, the callback
+    sets the rate before decay.
 
-    Before Horovod 0.21 there was no `initial_lr`, and `multiplier` came first: a call
-    without `initial_lr` means what it meant there, with a warning. The rate that is
-    multiplied is then the optimizer's at the start of `fit`, and a number as multiplier
-    is a constant factor.
+    Before Horovod 0.21, `initial_lr` did not exist and `multiplier` was the first
+    argument. A call without `initial_lr` keeps that meaning, with a warning: the
+    initial rate is the optimizer's rate at the start of `fit`, and a number as
+    multiplier is a constant factor.
 
     Args:
-        initial_lr: the rate that is multiplied.
+        initial_lr: the rate to multiply.
         multiplier: a number, or a function of the epoch.
         start_epoch: the first epoch in which the rate is set, counted from 0.
-        end_epoch: the first epoch in which it is not any more; None: to the end.
-        staircase: per epoch (True) or per batch.
+        end_epoch: the first epoch in which the rate is no longer set; None: no end.
+        staircase: True: sets the rate once per epoch; False: before every batch.
         momentum_correction: default True.
-        steps_per_epoch: without `staircase`; default: what `fit` says, on the rank that
-            has most.
+        steps_per_epoch: used without `staircase`; default: the largest number of steps
+            that `fit` reports on any rank.
 
     Raises:
-        ValueError: `initial_lr=None` is given; at the start of `fit`: the number of
-            steps is not known, or the model's optimizer does not reduce gradients.
-        TypeError: there is no `multiplier`; at the start of `fit`: the optimizer's rate
-            is a schedule.
+        ValueError: `initial_lr=None` is given; or, at the start of `fit`, the number of
+            steps is not known or the model's optimizer does not reduce gradients.
+        TypeError: `multiplier` is missing; or, at the start of `fit`, the optimizer's
+            rate is a schedule.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -113,9 +114,9 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
 
     def _tell_old_call(self) -> None:
         warn_once(
-            f"{type(self).__name__}(...) without initial_lr is a call of Horovod "
-            "before 0.21: the optimizer's learning rate at the start of the first fit "
-            "is taken. Write initial_lr=<that rate>."
+            f"{type(self).__name__}(...) without initial_lr is a call for Horovod "
+            "before 0.21: it uses the optimizer's learning rate at the start of the "
+            "first fit. Write initial_lr=<that rate>."
         )
 
     def _power(self, factor: float) -> Callable[[Any], float]:
@@ -124,15 +125,15 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         ):
             warn_once(
                 f"multiplier={factor:g} means {factor:g} ** (epoch - "
-                f"{self.start_epoch}) here, as in Horovod since 0.22.2, not a constant "
-                "factor, as its documentation says. Write multiplier=lambda epoch: "
-                f"{factor:g} for a constant one."
+                f"{self.start_epoch}), as in Horovod since 0.22.2, not the constant "
+                "factor that its documentation states. For a constant factor, write "
+                f"multiplier=lambda epoch: {factor:g}."
             )
         start = self.start_epoch
         return lambda epoch: factor ** (epoch - start)
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Settings that determine the rates; the rates are compared per epoch."""
+        """Returns the settings behind the rates; the rates are compared per epoch."""
         return {
             "initial_lr": None if self._rate_of_fit else float(self.initial_lr),
             "start_epoch": self.start_epoch,
@@ -142,16 +143,16 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the number of steps, and the rate if it was not given."""
+        """Determines the number of steps, and the initial rate if it was not given."""
         super().on_train_begin(logs)
         optimizer = base_optimizer(self.model)
         if not hasattr(settable_rate(optimizer), "assign"):
             raise TypeError(
-                f"{type(self).__name__} sets the learning rate, but that of "
+                f"{type(self).__name__} sets the learning rate, but the rate of "
                 f"{optimizer.name!r} is {optimizer._learning_rate!r}. Give the "
                 "optimizer a number, or leave the callback out."
             )
-        if self.initial_lr is None:  # of the first fit
+        if self.initial_lr is None:  # at the start of the first fit
             self.initial_lr = self._rate()
         if self.staircase:
             return
@@ -167,7 +168,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Sets the rate of the step that comes."""
+        """Sets the rate for the next step."""
         super().on_train_batch_begin(batch, logs)
         epoch = self._epoch
         ended = self.end_epoch is not None and epoch >= self.end_epoch
@@ -179,7 +180,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
             self._set(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the rate into the logs."""
+        """Adds the rate to the logs."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -198,30 +199,33 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size` to `initial_lr`.
 
-    Before batch b of epoch e, of S = steps_per_epoch batches an epoch, both counted
-    from 0, with size ranks:
+    The rate is set before each batch. For batch b of epoch e, both counted from 0, with
+    S = steps_per_epoch batches per epoch and size ranks, it is
 
         epoch = e + (b + 1) / S
         lr(epoch) = initial_lr / size * ((size - 1) * epoch / warmup_epochs + 1)
 
-    in the first `warmup_epochs` epochs, after which the callback leaves the rate alone.
-    The formula is that of Horovod's documentation (API, `LearningRateWarmupCallback`,
-    "Math recap"); there epoch is e + b / S, and its code (`_keras/callbacks.py`) adds
-    1 / S, so that the last batch of the warm-up has the full rate.
+    The formula applies in the first `warmup_epochs` epochs; afterwards the callback
+    does not change the rate. The formula is from Horovod's documentation (API,
+    `LearningRateWarmupCallback`, "Math recap"), where epoch is e + b / S. Horovod's
+    code (`_keras/callbacks.py`) adds 1 / S, so the last batch of the warm-up uses the
+    full rate.
 
-    A call without `initial_lr`, as before Horovod 0.21, takes the optimizer's rate at
+    A call without `initial_lr`, as before Horovod 0.21, uses the optimizer's rate at
     the start of `fit`, with a warning.
 
     Args:
-        initial_lr: the rate at the end: that of one process times the number of ranks.
-        warmup_epochs: epochs of warm-up; default 5, 0: none.
+        initial_lr: the rate after the warm-up: the rate of one process times the number
+            of ranks.
+        warmup_epochs: number of warm-up epochs; default 5; 0: no warm-up.
         momentum_correction: see `LearningRateScheduleCallback`; default True.
-        steps_per_epoch: default: what `fit` says, on the rank that has most.
-        verbose: 1: rank 0 says when the warm-up is over; default 0.
+        steps_per_epoch: default: the largest number of steps that `fit` reports on any
+            rank.
+        verbose: 1: rank 0 prints a message when the warm-up ends; default 0.
 
     Raises:
-        ValueError, TypeError: as `LearningRateScheduleCallback`; or the values are in
-            the order of Horovod before 0.21, where `warmup_epochs` came first.
+        ValueError, TypeError: as in `LearningRateScheduleCallback`; or the arguments
+            are in the order used before Horovod 0.21, where `warmup_epochs` was first.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -249,9 +253,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             )
         if isinstance(initial_lr, int) and initial_lr > 1:
             warn_once(
-                f"LearningRateWarmupCallback({initial_lr}): this is the learning rate "
-                "initial_lr. If it is meant to be a number of epochs, which Horovod "
-                f"before 0.21 had first, write warmup_epochs={initial_lr}."
+                f"LearningRateWarmupCallback({initial_lr}): the first argument is the "
+                "learning rate initial_lr. If it should be a number of epochs, which "
+                f"was first before Horovod 0.21, write warmup_epochs={initial_lr}."
             )
         super().__init__(
             initial_lr,
@@ -270,7 +274,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return warmup_multiplier(epoch, self.warmup_epochs, runtime.size())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the rate into the logs, and says that the warm-up is over."""
+        """Adds the rate to the logs, and reports the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose and runtime.rank() == 0:
             sys.stdout.write(
@@ -280,15 +284,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def warmup_multiplier(epoch: float, warmup_epochs: float, size: int) -> float:
-    """Returns the factor for the rate that is reached at the end of a warm-up.
+    """Returns the factor for the rate during a warm-up.
 
     Args:
-        epoch: 0 <= epoch <= warmup_epochs, may be a fraction.
+        epoch: 0 <= epoch <= warmup_epochs, may be fractional.
         warmup_epochs: above 0.
         size: number of ranks.
 
     Returns:
-        1/size at the beginning, 1 at the end, linear between.
+        1/size at the beginning, 1 at the end, linear in between.
 
     Example:
         >>> [warmup_multiplier(epoch, 2, 4) for epoch in (0, 1, 2)]

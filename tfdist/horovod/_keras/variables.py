@@ -1,4 +1,4 @@
-"""`optimizer.variables`, also called as a function, as under Keras 2."""
+"""`optimizer.variables` that can also be called as a function, as in Keras 2."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class CallableList(list[Any]):
-    """A list that returns itself, as a plain list, when it is called.
+    """A list that, when called, returns its members as a plain list.
 
-    Keras 3 made a property of what was a method: `optimizer.variables` is right for
-    Keras 3 and `optimizer.variables()` for scripts that were written before it.
+    Keras 3 turned the method `variables` into a property: Keras 3 uses
+    `optimizer.variables`, and scripts for Keras 2 use `optimizer.variables()`.
 
     Args:
         items: the members.
-        on_call: what to do first when it is called; default: nothing.
+        on_call: function that is called first when the list is called; default: none.
 
     Example:
         >>> CallableList("ab")(), CallableList("ab")
@@ -28,7 +28,7 @@ class CallableList(list[Any]):
         self._on_call = on_call
 
     def __call__(self) -> list[Any]:
-        """The members."""
+        """Returns the members."""
         if self._on_call is not None:
             self._on_call()
         return list(self)

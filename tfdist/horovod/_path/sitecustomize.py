@@ -1,7 +1,7 @@
 """Runs before a program that `tfdistrun --horovod` starts; its folder is on PYTHONPATH.
 
-A `sitecustomize` of the user's own is run first. Old versions of Python and those
-without tfdist must come through this file as well: a program may start any of them.
+The user's own `sitecustomize` is run first. This file must also work in old versions of
+Python and in those without tfdist, because a program may start any of them.
 """
 
 import os
@@ -11,7 +11,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Missing:
-    """Says what is wrong where a program without tfdist imports Horovod."""
+    """Raises an error if a program without tfdist imports Horovod."""
 
     def __init__(self, cause: Exception) -> None:
         self._cause = cause
@@ -49,7 +49,7 @@ def _start() -> None:
     try:
         start()
     except Exception as error:
-        # Python would print what is raised here, and go on without Horovod.
+        # Python would print an exception raised here, and continue without Horovod.
         sys.stderr.write("tfdistrun --horovod: " + str(error) + "\n")
         sys.stderr.flush()
         os._exit(1)
@@ -58,5 +58,5 @@ def _start() -> None:
 if __name__ == "sitecustomize":
     try:
         _run_the_users()
-    finally:  # Python says what it raised, and goes on
+    finally:  # Python prints the exception and continues
         _start()

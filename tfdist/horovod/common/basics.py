@@ -1,4 +1,4 @@
-"""init, shutdown, rank, size and what was built, by Horovod's names."""
+"""init, shutdown, rank, size and build queries, by Horovod's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.horovod.common.reduce_ops import ReduceOps
 
 
 class HorovodBasics:
-    """The functions that every framework of Horovod has; `basics` is the one object.
+    """Functions common to all of Horovod's frameworks; `basics` is the only instance.
 
     Example:
         >>> from tfdist.horovod.common.basics import basics
@@ -33,19 +33,19 @@ class HorovodBasics:
         comm: Any = None,
         process_sets: Sequence[ProcessSet] | str | None = None,
     ) -> None:
-        """Connects the ranks. Does nothing but add the sets when they are connected.
+        """Connects the ranks. If they are connected already, it only adds the sets.
 
         Args:
             comm: None or an empty list: all ranks. A list of all ranks, or an mpi4py
-                communicator in which this process has the same rank and size, says
+                communicator in which this process has the same rank and size, means
                 the same.
-            process_sets: sets to bind; or "dynamic": sets are added later, which
-                needs no setting here.
+            process_sets: sets to bind; or "dynamic": sets are added later, which tfdist
+                always allows.
 
         Raises:
-            ValueError: `comm` names some of the ranks only, a set is given twice, or a
-                HOROVOD_* variable has a value that means nothing.
-            TypeError: something in `process_sets` is no `ProcessSet`.
+            ValueError: `comm` contains only some of the ranks, a set is given twice, or
+                a HOROVOD_* variable has an invalid value.
+            TypeError: an entry of `process_sets` is not a `ProcessSet`.
             tf.errors.FailedPreconditionError: the ranks run different versions.
             tf.errors.DeadlineExceededError: a rank is missing.
         """
@@ -59,111 +59,113 @@ class HorovodBasics:
         tfdist.shutdown()
 
     def is_initialized(self) -> bool:
-        """Whether `init()` has been called, and `shutdown()` not since."""
+        """Returns whether this process is between `init()` and `shutdown()`."""
         return tfdist.is_initialized()
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
-        """Writes what happens from now on, for `tfdist timeline` and Perfetto.
+        """Starts a timeline for `tfdist timeline` and Perfetto.
 
-        Every rank calls it. The trace is put together when the last rank ends.
+        Every rank calls it. The trace is assembled when the last rank ends.
 
         Args:
-            file_path: the folder `file_path` + ".d" gets the parts and the trace. A run
-                has one: with `TFDIST_TIMELINE=<folder>`, or after another
-                `start_timeline`, it goes on in that, and a warning says so.
-            mark_cycles: there are no cycles to mark: True warns.
+            file_path: the folder `file_path` + ".d" receives the parts and the trace. A
+                run has one folder: if `TFDIST_TIMELINE=<folder>` is set, or after an
+                earlier `start_timeline`, the trace continues in that folder, with a
+                warning.
+            mark_cycles: ignored; True causes a warning, since tfdist has no cycles.
 
         Raises:
-            ValueError: before `hvd.init()`.
-            tf.errors.InvalidArgumentError: the folder cannot be written.
+            ValueError: `hvd.init()` has not been called.
+            tf.errors.InvalidArgumentError: the folder is not writable.
         """
         check_initialized()
         if mark_cycles:
             warn_once(
-                "start_timeline(mark_cycles=True): tfdist works when tensors come, not "
-                "in cycles, so there are none to mark."
+                "start_timeline(mark_cycles=True): tfdist processes tensors when they "
+                "arrive, not in cycles, so there are no cycles to mark."
             )
         _timeline.start(file_path)
 
     def stop_timeline(self) -> None:
-        """Marks in the trace where the part that was asked for ends.
+        """Marks the end of the requested part in the trace.
 
-        What follows until `shutdown()` is written too.
+        Events until `shutdown()` are still written.
 
         Raises:
-            ValueError: before `hvd.init()`.
+            ValueError: `hvd.init()` has not been called.
         """
         check_initialized()
         _timeline.stop()
 
     def size(self) -> int:
-        """Number of ranks; ValueError before `init()`."""
+        """Returns the number of ranks; ValueError before `init()`."""
         check_initialized()
         return tfdist.size()
 
     def rank(self) -> int:
-        """Index of this process: 0 <= rank < size; ValueError before `init()`."""
+        """Returns this process's rank, 0 <= rank < size; ValueError before `init()`."""
         check_initialized()
         return tfdist.rank()
 
     def local_size(self) -> int:
-        """Number of ranks on this host; ValueError before `init()`."""
+        """Returns the number of ranks on this host; ValueError before `init()`."""
         check_initialized()
         return tfdist.local_size()
 
     def local_rank(self) -> int:
-        """Index among the ranks of this host; ValueError before `init()`."""
+        """Returns the rank among the ranks of this host; ValueError before `init()`."""
         check_initialized()
         return tfdist.local_rank()
 
     def cross_size(self) -> int:
-        """Number of hosts that have this local rank; ValueError before `init()`."""
+        """Returns how many hosts have this local rank; ValueError before `init()`."""
         check_initialized()
         return tfdist.cross_size()
 
     def cross_rank(self) -> int:
-        """Index among the ranks of equal local rank; ValueError before `init()`."""
+        """Returns the rank among equal local ranks; ValueError before `init()`."""
         check_initialized()
         return tfdist.cross_rank()
 
     def is_homogeneous(self) -> bool:
-        """Whether every host has as many ranks; ValueError before `init()`."""
+        """Returns whether all hosts have as many ranks; ValueError before `init()`."""
         check_initialized()
         hosts = runtime.check_initialized().host_of
         return len(set(collections.Counter(hosts).values())) == 1
 
-    # What was built. Scripts ask to choose how they start and whom they talk to: the
-    # answer "Gloo" is that of a world that needs no MPI, over TCP and shared memory.
+    # Build queries. Scripts call them to choose how to start the ranks and how to
+    # communicate. "Gloo" stands for ranks that need no MPI and use TCP and shared
+    # memory.
 
     def mpi_built(self) -> bool:
-        """False: tfdist neither needs nor uses MPI."""
+        """Returns False: tfdist neither needs nor uses MPI."""
         return False
 
     def mpi_enabled(self) -> bool:
-        """False, also under `mpirun`, which may start the ranks."""
+        """Returns False, even if `mpirun` has started the ranks."""
         return False
 
     def mpi_threads_supported(self) -> bool:
-        """Always an error, as of a Horovod without MPI.
+        """Raises an error, as Horovod does without MPI.
 
         Raises:
-            ValueError: there is no MPI.
+            ValueError: always.
         """
         raise ValueError(
-            "MPI is not enabled: tfdist has its own transport. Ask hvd.mpi_enabled() "
+            "MPI is not enabled: tfdist has its own transport. Check hvd.mpi_enabled() "
             "first."
         )
 
     def gloo_built(self) -> bool:
-        """True: ranks find each other without MPI, which scripts ask by this name."""
+        """Returns True: "Gloo" stands for ranks that find each other without MPI."""
         return True
 
     def gloo_enabled(self) -> bool:
-        """True, as `gloo_built`."""
+        """Returns True, like `gloo_built`."""
         return True
 
     def nccl_built(self) -> int:
-        """0: no NCCL; gradients are reduced on the CPU."""
+        """Returns 0: tfdist does not use NCCL; gradients are reduced on the CPU."""
         return 0
 
     def ddl_built(self) -> bool:
@@ -175,7 +177,7 @@ class HorovodBasics:
         return False
 
     def cuda_built(self) -> bool:
-        """False: the collectives use no CUDA (TensorFlow may)."""
+        """Returns False: the collectives do not use CUDA (TensorFlow may)."""
         return False
 
     def rocm_built(self) -> bool:
@@ -201,7 +203,7 @@ def _listed(process_sets: Any) -> list[ProcessSet]:
 
 
 def _check_communicator(comm: Any) -> None:
-    """Raises ValueError unless `comm` stands for all ranks, in their order."""
+    """Raises ValueError unless `comm` contains all ranks, in their order."""
     size, rank = tfdist.size(), tfdist.rank()
     if comm is None:
         return
@@ -209,8 +211,8 @@ def _check_communicator(comm: Any) -> None:
         listed = list(comm)
         if listed and listed != list(range(size)):
             raise ValueError(
-                f"Expected comm=None or all ranks 0..{size - 1}, got {listed}. For "
-                "some of the ranks start only those, or make a process set: "
+                f"Expected comm=None or all ranks 0..{size - 1}, got {listed}. To use "
+                "only some of the ranks, start only those, or create a process set: "
                 "hvd.init(process_sets=[hvd.ProcessSet([...])])."
             )
     elif not hasattr(comm, "Get_rank") or not hasattr(comm, "Get_size"):
@@ -221,8 +223,8 @@ def _check_communicator(comm: Any) -> None:
     elif (comm.Get_rank(), comm.Get_size()) != (rank, size):
         raise ValueError(
             f"Expected a communicator in which this process is rank {rank} of {size}, "
-            f"got rank {comm.Get_rank()} of {comm.Get_size()}. Leave comm out, or make "
-            "a process set: hvd.init(process_sets=[hvd.ProcessSet([...])])."
+            f"got rank {comm.Get_rank()} of {comm.Get_size()}. Leave comm out, or "
+            "create a process set: hvd.init(process_sets=[hvd.ProcessSet([...])])."
         )
 
 

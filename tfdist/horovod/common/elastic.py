@@ -1,7 +1,7 @@
-"""The states of elastic jobs. Ranks don't come and go yet; a world of fixed size works.
+"""State classes for elastic jobs; the number of ranks is fixed for now.
 
-`run` synchronises a state and calls the function once. What would change the ranks,
-going on after one has failed, is an error that says so.
+`run` synchronises a state and calls the function once. Continuing with different ranks
+after a failure raises an error that explains this.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 _UNSUPPORTED = (
-    "Elastic training, in which ranks leave and come while a job runs, is not "
+    "Elastic training, in which ranks leave and join a running job, is not "
     "supported by this release of tfdist: hvd.elastic.run synchronises the state and "
-    "runs the function once, with the ranks that tfdistrun has started. Save "
-    "checkpoints (tfdist.callbacks.Checkpoint) and start the job again from the last."
+    "runs the function once, on the ranks that tfdistrun has started. Save "
+    "checkpoints (tfdist.callbacks.Checkpoint) and restart the job from the last one."
 )
 
 
 class State:
-    """Base class of in-memory state that is kept the same on all ranks.
+    """Base class of in-memory state that is the same on all ranks.
 
     Args:
-        bcast_object: gives all ranks an object of rank 0.
-        get_rank: the rank of this process.
+        bcast_object: function that broadcasts an object of rank 0 to all ranks.
+        get_rank: function that returns the rank of this process.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions that `on_reset` calls."""
+        """Registers functions that `on_reset` calls."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Calls `reset` and the functions that were registered."""
+        """Calls `reset` and the registered functions."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -51,31 +51,31 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Looks for hosts that have come or gone: there are none."""
+        """Does nothing: hosts do not join or leave."""
 
     def save(self) -> None:
         """Saves the state to memory."""
-        raise NotImplementedError("A State has to define save().")
+        raise NotImplementedError("A State must define save().")
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
-        raise NotImplementedError("A State has to define restore().")
+        """Restores the last saved state."""
+        raise NotImplementedError("A State must define restore().")
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0."""
-        raise NotImplementedError("A State has to define sync().")
+        """Broadcasts the state of rank 0 to all ranks."""
+        raise NotImplementedError("A State must define sync().")
 
     def reset(self) -> None:
-        """Made anew when ranks have changed; nothing unless overridden."""
+        """Is called after the ranks have changed; does nothing unless overridden."""
 
 
 class ObjectState(State):
-    """Plain Python values, as attributes.
+    """State of plain Python values, as attributes.
 
     Args:
-        bcast_object: gives all ranks an object of rank 0.
-        get_rank: the rank of this process.
-        **kwargs: name and value of each attribute.
+        bcast_object: function that broadcasts an object of rank 0 to all ranks.
+        get_rank: function that returns the rank of this process.
+        **kwargs: name and initial value of each attribute.
 
     Example:
         >>> state = ObjectState(lambda obj: obj, lambda: 0, epoch=1)
@@ -96,31 +96,32 @@ class ObjectState(State):
         self.restore()
 
     def save(self) -> None:
-        """Remembers the values of the attributes."""
+        """Saves the values of the attributes."""
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Gives the attributes the values that were saved last."""
+        """Restores the last saved values of the attributes."""
         for name, value in self._saved_state.items():
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Gives all ranks what rank 0 has saved last."""
+        """Broadcasts the values that rank 0 has saved last to all ranks."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self.restore()
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Synchronises the state, the first argument of `func`, and calls it once.
+    """Wraps a function: synchronises its first argument, a state, and calls it once.
 
     Args:
-        func: of a `State` and more.
+        func: function of a `State` and further arguments.
 
     Returns:
-        A function that returns what `func` does. It raises NotImplementedError where
-        Horovod would go on with other ranks: for a `HorovodInternalError` and a
-        `HostsUpdatedInterrupt`. Errors of tfdist stay what they are.
+        A function that returns the result of `func`. It raises NotImplementedError if
+        Horovod would continue with different ranks, which is after a
+        `HorovodInternalError` or `HostsUpdatedInterrupt`. tfdist's own errors are
+        passed on.
 
     Example:
         >>> @run

@@ -1,22 +1,22 @@
-"""The exceptions of Horovod's names.
+"""Exceptions with Horovod's names.
 
-tfdist raises its own (`tfdist.errors`), which are subclasses of TensorFlow's: a
-mismatch is a `tf.errors.FailedPreconditionError`, a failed rank a
-`tf.errors.AbortedError`. These exist for scripts that name them.
+tfdist raises its own exceptions (`tfdist.errors`), which are subclasses of
+TensorFlow's: a mismatch raises a `tf.errors.FailedPreconditionError`, a failed rank a
+`tf.errors.AbortedError`. The classes below exist for scripts that name them.
 """
 
 from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation has failed: raised by scripts, for `elastic.run`."""
+    """A collective operation has failed. Scripts raise it for `elastic.run`."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job have changed.
 
     Args:
-        skip_sync: whether the ranks that are left go on without a `sync()`.
+        skip_sync: whether the remaining ranks continue without a `sync()`.
     """
 
     def __init__(self, skip_sync: bool) -> None:
@@ -29,19 +29,19 @@ def get_version_mismatch_message(
 ) -> str:
     """Returns the message of `HorovodVersionMismatchError`."""
     return (
-        f"{name} {installed_version} was there when the library was built, "
-        f"{version} is there now. Rebuild: pip install --no-build-isolation "
+        f"the library was built with {name} {installed_version}, but {version} is "
+        "installed now. Rebuild: pip install --no-build-isolation "
         "--force-reinstall --no-deps tfdist"
     )
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework has another version than the library was built for.
+    """The installed version of a framework differs from the build version.
 
     Args:
-        name: of the framework.
-        version: that is there.
-        installed_version: that was there when the library was built.
+        name: name of the framework.
+        version: installed version.
+        installed_version: version with which the library was built.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:

@@ -1,7 +1,7 @@
-"""Process sets by Horovod's names, over those of tfdist.
+"""Process sets with Horovod's names, over tfdist's.
 
-A `ProcessSet` is made first and bound to the ranks later, by `hvd.init` or
-`hvd.add_process_set`. Ranks, also the root of a broadcast, are those of the job.
+A `ProcessSet` is created first and bound to the ranks later, by `hvd.init` or
+`hvd.add_process_set`. Ranks, including the root of a broadcast, are ranks of the job.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tfdist.core import runtime
 
 
 class _Numbers:
-    """Horovod's ids of the process sets: 1, 2, ... in the order in which they are made.
+    """Horovod's ids of the process sets: 1, 2, ... in order of creation.
 
-    The id of a set that was removed is given to the next new one, oldest first.
-    `tfdist.ProcessSet.id` is another number, which is never used twice.
+    The ids of removed sets are reused for new sets, oldest first.
+    `tfdist.ProcessSet.id` is a different number, which is never reused.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Numbers:
         self._free: collections.deque[int] = collections.deque()
 
     def all(self) -> dict[tfdist.ProcessSet, int]:
-        """The sets that exist now, with their ids."""
+        """Returns the existing sets, with their ids."""
         live = tfdist.process_sets()
         if self._generation != runtime.generation():  # a new job after `shutdown`
             self._generation = runtime.generation()
@@ -42,7 +42,7 @@ class _Numbers:
         return self._of
 
     def of(self, process_set: tfdist.ProcessSet) -> int:
-        """The id of a set that exists."""
+        """Returns the id of an existing set."""
         return self.all()[process_set]
 
 
@@ -50,20 +50,20 @@ _numbers = _Numbers()
 
 
 class ProcessSet:
-    """Some of the ranks; give it to `hvd.init` or `hvd.add_process_set`.
+    """A set of ranks; pass it to `hvd.init` or `hvd.add_process_set`.
 
     Args:
         ranks_or_comm: the ranks, in any order.
 
     Attributes:
         process_set_id: 1, 2, ... in the order in which sets are bound, the same on all
-            ranks; None until it is bound, and after `remove_process_set`, which frees
-            the number for the next set.
+            ranks. None before the set is bound and after `remove_process_set`, which
+            frees the number for the next set.
         ranks: the members, ascending.
-        mpi_comm: None: there are no MPI communicators here.
+        mpi_comm: None: tfdist has no MPI communicators.
 
     Raises:
-        ValueError: something in the list is no rank, or an MPI communicator is given.
+        ValueError: an entry of the list is not a rank, or an MPI communicator is given.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -85,7 +85,7 @@ class ProcessSet:
             raise ValueError(
                 "Expected a list of ranks, got "
                 f"{type(ranks_or_comm).__name__}: tfdist is not built with MPI and "
-                "takes no communicators. Write hvd.ProcessSet([0, 1, ...])."
+                "accepts no communicators. Write hvd.ProcessSet([0, 1, ...])."
             )
         listed = list(ranks_or_comm)
         for rank in listed:
@@ -96,11 +96,11 @@ class ProcessSet:
         self.ranks = sorted(int(rank) for rank in listed)
 
     def size(self) -> int | None:
-        """Number of members; None before the set is bound."""
+        """Returns the number of members; None before the set is bound."""
         return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
-        """Index of this process among the members; None before the set is bound.
+        """Returns this process's index among the members; None before the set is bound.
 
         Raises:
             ValueError: this process is not a member.
@@ -111,7 +111,7 @@ class ProcessSet:
         return tfdist.rank() if made is None else made.rank()
 
     def included(self) -> bool | None:
-        """Whether this process is a member."""
+        """Returns whether this process is a member."""
         return None if self.ranks is None else tfdist.rank() in self.ranks
 
     def _bind(self, made: tfdist.ProcessSet) -> None:
@@ -142,28 +142,28 @@ class _GlobalProcessSet(ProcessSet):
         return list(range(tfdist.size())) if tfdist.is_initialized() else []
 
     def size(self) -> int:
-        """Number of ranks.
+        """Returns the number of ranks.
 
         Raises:
-            ValueError: before `hvd.init()`.
+            ValueError: `hvd.init()` has not been called.
         """
         check_initialized()
         return tfdist.size()
 
     def rank(self) -> int:
-        """Index of this process.
+        """Returns the index of this process.
 
         Raises:
-            ValueError: before `hvd.init()`.
+            ValueError: `hvd.init()` has not been called.
         """
         check_initialized()
         return tfdist.rank()
 
     def included(self) -> bool:
-        """True: every rank is a member.
+        """Returns True: every rank is a member.
 
         Raises:
-            ValueError: before `hvd.init()`.
+            ValueError: `hvd.init()` has not been called.
         """
         check_initialized()
         return True
@@ -179,14 +179,14 @@ def check_initialized() -> None:
 
 
 def own(process_set: Any) -> tfdist.ProcessSet | None:
-    """The process set of tfdist behind one of Horovod; None: all ranks.
+    """Returns the tfdist process set for a Horovod process set; None: all ranks.
 
     Args:
-        process_set: a `ProcessSet` that is bound, one of tfdist, or None.
+        process_set: a bound `ProcessSet`, a tfdist process set, or None.
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: it is not bound.
+        TypeError: `process_set` has a different type.
+        ValueError: the set is not bound.
     """
     if process_set is None or isinstance(process_set, tfdist.ProcessSet):
         return process_set
@@ -204,21 +204,21 @@ def own(process_set: Any) -> tfdist.ProcessSet | None:
 
 
 def size_of(process_set: tfdist.ProcessSet | None) -> int:
-    """Number of ranks of what `own` returns; 1 before `hvd.init()`."""
+    """Returns the size of a set that `own` has returned; 1 before `hvd.init()`."""
     if process_set is not None:
         return process_set.size()
     return tfdist.size() if tfdist.is_initialized() else 1
 
 
 def bind(process_sets: Sequence[ProcessSet]) -> None:
-    """Makes the sets of `hvd.init`; every rank calls it, with the same list.
+    """Binds the sets of `hvd.init`; every rank calls it, with the same list.
 
     Raises:
-        TypeError: something in the list is no `ProcessSet`.
-        ValueError: two sets have the same ranks, or one has all.
-        tf.errors.InvalidArgumentError: a set names a rank that there is not.
-        tfdist.MismatchError: the ranks' lists differ. After either error, which all
-            ranks raise, none of the sets is bound.
+        TypeError: an entry of the list is not a `ProcessSet`.
+        ValueError: two sets have the same ranks, or a set contains all ranks.
+        tf.errors.InvalidArgumentError: a set contains a rank that does not exist.
+        tfdist.MismatchError: the ranks' lists differ. All ranks raise this error and
+            the one before; none of the sets is then bound.
     """
     seen = {_everybody()}
     for place, one in enumerate(process_sets):
@@ -230,7 +230,7 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
         if tuple(one.ranks) in seen:
             raise ValueError(
                 f"The entry {place} of process_sets is a duplicate: {one}. Use the "
-                "other one (hvd.global_process_set has all ranks)."
+                "existing set (hvd.global_process_set has all ranks)."
             )
         seen.add(tuple(one.ranks))
     before = tfdist.process_sets()
@@ -238,7 +238,7 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
         for one in process_sets:
             one._bind(tfdist.add_process_set(one.ranks or ()))
     except Exception as error:
-        import tensorflow as tf  # has been imported to raise it
+        import tensorflow as tf  # already imported, since it raised the error
 
         if isinstance(error, tf.errors.InvalidArgumentError | tfdist.MismatchError):
             for one in process_sets:  # on every rank
@@ -250,18 +250,19 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a process set after `hvd.init()`; every rank calls it, with the same ranks.
 
-    Nothing has to be set in the environment for it.
+    No environment variable is needed.
 
     Args:
         process_set: a `ProcessSet` that is not bound, or a list of ranks.
 
     Returns:
-        The set, bound.
+        The bound set.
 
     Raises:
-        ValueError: there is a set of these ranks already, or no `hvd.init()` yet.
-        tf.errors.InvalidArgumentError: a rank that there is not.
-        tf.errors.FailedPreconditionError: the ranks' lists differ; on every rank.
+        ValueError: a set of these ranks exists, or `hvd.init()` has not been called.
+        tf.errors.InvalidArgumentError: a rank does not exist.
+        tf.errors.FailedPreconditionError: the ranks' lists differ; raised on every
+            rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -276,7 +277,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ranks = tuple(process_set.ranks or ())
     if ranks in (_everybody(), *(known.ranks for known in tfdist.process_sets())):
         raise ValueError(
-            f"There is a process set of the ranks {list(ranks)} already: use that one "
+            f"A process set of the ranks {list(ranks)} exists already: use that set "
             "(hvd.global_process_set has all ranks)."
         )
     process_set._bind(tfdist.add_process_set(ranks))
@@ -287,15 +288,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a process set; every rank calls it.
 
     Args:
-        process_set: what `add_process_set` has returned.
+        process_set: the result of `add_process_set`.
 
     Returns:
-        Whether it was removed: False for a set that is not bound, and for that of all
-        ranks.
+        Whether the set was removed: False for a set that is not bound and for the set
+        of all ranks.
 
     Raises:
         tf.errors.FailedPreconditionError: a rank has operations of the set in flight,
-            or removes another one; on every rank.
+            or ranks try to remove different sets; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -312,11 +313,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _everybody() -> tuple[int, ...]:
-    """The ranks of the set that is there already; a rank alone may have its own."""
+    """Returns the ranks that no new set may have: all, if there is more than one."""
     return tuple(range(tfdist.size())) if tfdist.size() > 1 else ()
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """Number of each process set → its ranks; 0 is that of all."""
+    """Returns the ranks of each process set by number; 0 is the set of all ranks."""
     known = {number: list(one.ranks) for one, number in _numbers.all().items()}
     return {0: list(range(tfdist.size())), **known}

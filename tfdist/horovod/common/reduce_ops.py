@@ -10,7 +10,7 @@ from tfdist.horovod._warnings import stacklevel_outside
 
 
 class ReduceOps(enum.IntEnum):
-    """How the values of the ranks are combined; `hvd.Sum` is `ReduceOps.Sum`."""
+    """Reductions of the ranks' values; `hvd.Sum` is `ReduceOps.Sum`."""
 
     Average = 0
     Sum = 1
@@ -24,7 +24,7 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOps
 
 
 class AdasumError(NotImplementedError, ValueError):
-    """Adasum was asked for. A ValueError too: Horovod raises one under Keras."""
+    """Adasum was requested. Also a ValueError, which Horovod raises with Keras."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -37,14 +37,14 @@ class AdasumError(NotImplementedError, ValueError):
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """The reduction that `op` and the deprecated `average` ask for.
+    """Returns the reduction that `op` and the deprecated `average` select.
 
     Args:
-        op: one of the constants, or None.
+        op: a reduction constant, or None.
         average: None; True: `Average`; False: `Sum`.
 
     Returns:
-        The reduction; `Average` when neither is given.
+        The reduction; `Average` if neither is given.
 
     Raises:
         ValueError: both are given.
@@ -70,11 +70,11 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
 
 
 def name_of(op: Any) -> str:
-    """The name of a reduction in `tfdist.ReduceOp`.
+    """Returns the name of a reduction in `tfdist.ReduceOp`.
 
     Raises:
-        AdasumError: names what to use instead.
-        ValueError: `op` is no reduction.
+        AdasumError: Adasum is requested; the message names alternatives.
+        ValueError: `op` is not a reduction.
 
     Example:
         >>> name_of(Max)
@@ -82,7 +82,7 @@ def name_of(op: Any) -> str:
     """
     known = getattr(op, "name", None)
     if isinstance(op, enum.IntEnum) and not isinstance(op, ReduceOps):
-        return str(known)  # of tfdist: the number means something else there
+        return str(known)  # a tfdist constant, whose numbers have different meanings
     is_number = hasattr(op, "__index__") and not isinstance(op, bool)
     if not is_number or int(op) not in list(ReduceOps):
         names = ", ".join(f"hvd.{one.name}" for one in ReduceOps)

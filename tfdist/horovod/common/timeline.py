@@ -10,13 +10,14 @@ from tfdist.core import native, runtime, world
 from tfdist.horovod._warnings import warn_once
 
 _log = logging.getLogger("tfdist")
-_begins_us: list[int] = []  # of the part that was asked for, while it lasts
+_begins_us: list[int] = []  # start time of the requested part, until it ends
 
 
 def start(file_path: str) -> None:
-    """Begins this rank's part, in the folder `file_path` + ".d"; once in a world.
+    """Starts this rank's timeline in the folder `file_path` + ".d", once per run.
 
-    Later calls mark another part of it; a warning names the folder if it is another.
+    Later calls start a new part in the same timeline; if they name a different folder,
+    a warning names the folder in use.
     """
     try:
         folder = world.start_timeline(f"{file_path}.d")
@@ -24,8 +25,8 @@ def start(file_path: str) -> None:
         runtime.raise_public(error)
     if folder != Path(f"{file_path}.d").absolute():
         warn_once(
-            f"start_timeline({str(file_path)!r}): the timeline of this run is written "
-            f"to {folder} already, and goes on there. A run has one folder; what is "
+            f"start_timeline({str(file_path)!r}): the timeline of this run is already "
+            f"written to {folder}, and continues there. A run has one folder; the part "
             "between start_timeline and stop_timeline is marked in it."
         )
     _log.info("timeline of this rank: %s", folder)
@@ -33,7 +34,7 @@ def start(file_path: str) -> None:
 
 
 def stop() -> None:
-    """Marks what was between `start` and now."""
+    """Marks the part between `start` and now."""
     if _begins_us:
         begin_us = _begins_us.pop()
         native.timeline_span("timeline", begin_us, time.monotonic_ns() // 1000)

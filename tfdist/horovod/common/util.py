@@ -12,32 +12,32 @@ from tfdist.horovod.common.basics import basics
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """As `hvd.mpi_built()`; `verbose` prints the answer."""
+    """Returns `hvd.mpi_built()`; `verbose` prints the answer."""
     return bool(_print_answer("built with MPI", basics.mpi_built(), verbose))
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """As `hvd.gloo_built()`; `verbose` prints the answer."""
+    """Returns `hvd.gloo_built()`; `verbose` prints the answer."""
     return bool(_print_answer("built with Gloo", basics.gloo_built(), verbose))
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """As `hvd.nccl_built()`; `verbose` prints the answer."""
+    """Returns `hvd.nccl_built()`; `verbose` prints the answer."""
     return bool(_print_answer("built with NCCL", basics.nccl_built(), verbose))
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """As `hvd.ddl_built()`; `verbose` prints the answer."""
+    """Returns `hvd.ddl_built()`; `verbose` prints the answer."""
     return bool(_print_answer("built with DDL", basics.ddl_built(), verbose))
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """As `hvd.ccl_built()`; `verbose` prints the answer."""
+    """Returns `hvd.ccl_built()`; `verbose` prints the answer."""
     return bool(_print_answer("built with oneCCL", basics.ccl_built(), verbose))
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework can be used: True for "tensorflow" alone.
+    """Returns whether a framework can be used: True only for "tensorflow".
 
     Args:
         ext_base_name: "tensorflow", "torch" or "mxnet".
@@ -49,7 +49,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether TensorFlow sees a GPU.
+    """Returns whether TensorFlow sees a GPU.
 
     Args:
         ext_base_name: "tensorflow".
@@ -71,7 +71,7 @@ def _print_answer(what: str, answer: Any, verbose: bool) -> Any:
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets variables of the environment inside the block; None leaves one as it is.
+    """Sets environment variables inside the block; None leaves a variable unchanged.
 
     Example:
         >>> import os
@@ -95,7 +95,7 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number is 1, 2, 4, 8, ...
+    """Returns whether a number is 1, 2, 4, 8, ...
 
     Example:
         >>> [n for n in range(10) if num_rank_is_power_2(n)]
@@ -105,7 +105,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741
-    """Cuts a list into `n` parts, the first of which are longer by one if need be.
+    """Splits a list into `n` parts; the first parts may be longer by one element.
 
     Example:
         >>> split_list([1, 2, 3, 4, 5], 2)
@@ -117,26 +117,26 @@ def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether a `for` takes it."""
+    """Returns whether an object is iterable."""
     return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version `ver` is `target` or later.
+    """Returns whether version `ver` is `target` or later.
 
     Args:
         ver: a version, e.g. "2.21.0" or "3.0.0rc1".
         target: "major.minor.patch".
 
     Raises:
-        ValueError: something else is given.
+        ValueError: an argument has a different form.
 
     Example:
         >>> is_version_greater_equal_than("2.21.0", "2.6.0")
         True
     """
     if not isinstance(ver, str) or not isinstance(target, str):
-        raise ValueError(f"Expected two versions as texts, got {ver!r}, {target!r}.")
+        raise ValueError(f"Expected two version strings, got {ver!r}, {target!r}.")
     if len(target.split(".")) != 3:
         raise ValueError(f"Expected target as major.minor.patch, got {target!r}.")
     from packaging import version
@@ -145,5 +145,5 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Remembers what a function has returned for its arguments."""
+    """Caches a function's results by its arguments."""
     return functools.cache(function)

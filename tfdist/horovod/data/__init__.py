@@ -1,4 +1,4 @@
-"""`horovod.data`: loaders of batches that read ahead in a thread."""
+"""`horovod.data`: batch loaders that read ahead in a thread."""
 
 from tfdist.horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 

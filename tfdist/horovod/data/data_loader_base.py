@@ -1,4 +1,4 @@
-"""Loaders of batches that read ahead in a thread. Needs no TensorFlow."""
+"""Batch loaders that read ahead in a thread. Does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _log = logging.getLogger("tfdist")
-_LOOK_S = 0.1  # how soon a thread that waits sees that it is to end
+_LOOK_S = 0.1  # how often a waiting thread checks whether to end
 _JOIN_S = 10.0
 
 
 class BaseDataLoader:
-    """Gives batches: a subclass defines `__len__` and `_iterate`."""
+    """Loads batches; a subclass defines `__len__` and `_iterate`."""
 
     def __len__(self) -> int:
-        """Number of batches."""
-        raise NotImplementedError("A data loader has to define __len__().")
+        """Returns the number of batches."""
+        raise NotImplementedError("A data loader must define __len__().")
 
     def _iterate(self) -> Iterator[Any]:
-        """The batches of one pass."""
-        raise NotImplementedError("A data loader has to define _iterate().")
+        """Yields the batches of one pass."""
+        raise NotImplementedError("A data loader must define _iterate().")
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one pass, as `_process_batch` gives them."""
+        """Yields the batches of one pass, processed by `_process_batch`."""
         for batch in self._iterate():
             yield self._process_batch(batch)
 
@@ -35,17 +35,17 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin before a `BaseDataLoader`: a thread reads ahead while a pass lasts.
+    """Mixin for a `BaseDataLoader`: a thread reads ahead during a pass.
 
     Args:
-        async_loader_queue_size: how many batches are read ahead at most; 0: none, and
-            there is no thread.
+        async_loader_queue_size: maximum number of batches read ahead; 0: no thread is
+            used.
         debug_data_loader: whether to log each batch that is read.
-        *args: of the class behind it.
-        **kwargs: of the class behind it.
+        *args: arguments of the next class.
+        **kwargs: arguments of the next class.
 
     Raises:
-        ValueError: the size is negative.
+        ValueError: `async_loader_queue_size` is negative.
 
     Example:
         >>> class Numbers(BaseDataLoader):
@@ -80,13 +80,13 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the pass that is under way, and its thread."""
+        """Ends the current pass and its thread."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one pass; what reading them raises is raised here."""
+        """Yields the batches of one pass; passes on errors from reading them."""
         if self.async_loader_queue_size == 0:
             for batch in self._iterate():
                 yield self._process_batch(batch)
@@ -107,9 +107,9 @@ class _Reader:
     """One pass that a thread reads ahead.
 
     Args:
-        iterate: gives the batches.
-        size: how many are kept.
-        logs: whether each is logged.
+        iterate: function that returns an iterator over the batches.
+        size: maximum number of batches to keep.
+        logs: whether to log each batch.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class _Reader:
         self._thread.start()
 
     def batches(self) -> Iterator[Any]:
-        """The batches, in order, until the pass or the reader ends."""
+        """Yields the batches, in order, until the pass or the reader ends."""
         while not self._ends.is_set():
             try:
                 kind, value = self._kept.get(timeout=_LOOK_S)
@@ -138,7 +138,7 @@ class _Reader:
                 return
 
     def close(self) -> None:
-        """Ends the thread; waits at most 10 s for the batch that it reads."""
+        """Ends the thread; waits up to 10 s for the batch it is reading."""
         self._ends.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -155,7 +155,7 @@ class _Reader:
             self._keep("error", error)
 
     def _keep(self, kind: str, value: Any) -> bool:
-        """Whether there was a place before the end."""
+        """Queues an item; returns False if the reader ends before there is room."""
         while not self._ends.is_set():
             try:
                 self._kept.put((kind, value), timeout=_LOOK_S)

@@ -1,4 +1,4 @@
-"""`horovod.keras`: as `horovod.tensorflow.keras`, because there is one Keras now.
+"""`horovod.keras`: same as `horovod.tensorflow.keras`, since there is one Keras now.
 
 Example:
     >>> import keras
@@ -32,21 +32,23 @@ def allreduce(  # type: ignore[no-redef]
     """Reduces a number, array or tensor over all ranks.
 
     Args:
-        value: of the same shape on all ranks.
-        name: identifies the operation across ranks; default: its place in the program.
-        average: whether the mean is returned, else the sum. (Horovod has this default,
-            and refuses an `op` unless `average=None` is given with it.)
-        prescale_factor: factor before the sum.
-        postscale_factor: factor after it.
-        op: `Average`, `Sum`, `Min`, `Max` or `Product`, in place of `average`.
+        value: number, array or tensor of the same shape on all ranks.
+        name: identifies the operation across ranks; default: the place of the call in
+            the program.
+        average: whether to return the mean instead of the sum. (Horovod has the same
+            default, and rejects an `op` unless `average=None` is also given.)
+        prescale_factor: factor applied before the sum.
+        postscale_factor: factor applied after the sum.
+        op: `Average`, `Sum`, `Min`, `Max` or `Product`; replaces `average`.
         compression: `Compression.none` or `Compression.fp16`.
 
     Returns:
-        Tensor of the shape and type of `value`.
+        Tensor with the shape and dtype of `value`.
 
     Raises:
-        ValueError: `op` and `average=False` are given.
-        tf.errors.FailedPreconditionError: shapes, types or ops differ; on every rank.
+        ValueError: both `op` and `average=False` are given.
+        tf.errors.FailedPreconditionError: shapes, dtypes or ops differ between the
+            ranks; raised on every rank.
     """
     if op is not None and average is False:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""The spellings of Keras 2 under Keras 3: for scripts that were written before it.
+"""Keras 2 spellings under Keras 3, for scripts written for Keras 2.
 
-`activate()` changes Keras in this process so that what scripts for Horovod commonly
-have means what it meant, with one warning for each spelling that shows the new one.
-`tfdistrun --horovod` calls it. Nothing of Keras is touched before, and
-`deactivate()` puts everything back.
+`activate()` changes Keras in this process so that the Keras 2 spellings that are common
+in Horovod scripts keep their meaning. Each spelling causes one warning, which shows the
+new spelling. `tfdistrun --horovod` calls it. Keras is not changed before that call, and
+`deactivate()` restores everything.
 
 ====================================================  =================================
 Keras 2                                               Keras 3
@@ -16,7 +16,7 @@ Keras 2                                               Keras 3
 `optimizer.set_weights(values)`                       `v.assign(value)` for each
 `apply_gradients(pairs, name=...)`                    `apply_gradients(pairs)`
 `LossScaleOptimizer.get_scaled_loss(loss)`            `scale_loss(loss)`
-`LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales by itself
+`LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales on its own
 `LossScaleOptimizer.loss_scale`                       `dynamic_scale`
 `keras.optimizers.legacy.SGD`, `.experimental.SGD`    `keras.optimizers.SGD`
 `compile(experimental_run_tf_function=...)`           leave it out
@@ -37,10 +37,10 @@ Keras 2                                               Keras 3
 `optimizer.minimize(loss, variables)`                 `optimizer.apply_gradients(pairs)`
 ====================================================  =================================
 
-docs/horovod-names.md has them all. What cannot work is an error that names both
-spellings: a `NotImplementedError` for a call (`get_session`, `optimizer.get_updates`,
-an optimizer with `_resource_apply_dense`, an argument with a value that has no
-counterpart), an `AttributeError` or `ImportError` for a name.
+docs/horovod-names.md lists all of them. A spelling that cannot work raises an error
+that names both spellings: a `NotImplementedError` for a call (`get_session`,
+`optimizer.get_updates`, an optimizer with `_resource_apply_dense`, an argument with an
+unsupported value), or an `AttributeError` or `ImportError` for a name.
 
 Example:
     >>> import keras, warnings
@@ -65,10 +65,10 @@ _active: list[Patches] = []
 
 
 def activate() -> None:
-    """Lets the spellings of Keras 2 work in this process.
+    """Enables Keras 2 spellings in this process.
 
-    Call it before the model is made. Does nothing the second time. Initializes
-    nothing.
+    Call it before the model is created. A second call does nothing. Does not initialize
+    tfdist.
     """
     if _active:
         return
@@ -91,12 +91,12 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Puts everything of Keras back as it was before `activate`."""
+    """Restores Keras to its state before `activate`."""
     while _active:
         _active.pop().take_back()
     _warnings.reset()
 
 
 def is_active() -> bool:
-    """Whether `activate` is in force."""
+    """Returns whether Keras 2 spellings are enabled."""
     return bool(_active)

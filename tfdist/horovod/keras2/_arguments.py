@@ -1,4 +1,4 @@
-"""Arguments that Keras 3 lacks: of layers, losses, callbacks and functions."""
+"""Arguments that Keras 3 lacks, of layers, losses, callbacks and functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfdist.horovod.keras2 import _removed_arguments
 from tfdist.horovod.keras2._names import modules_of
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
-_BATCH_SIZE = "_keras2_batch_size"  # attribute: of a layer's first input
-_WEIGHTS = "_keras2_weights"  # attribute: values that a layer starts from
-# The order of the arguments of `add_weight` in Keras 2.
+_BATCH_SIZE = "_keras2_batch_size"  # attribute: batch size of a layer's first input
+_WEIGHTS = "_keras2_weights"  # attribute: initial weights of a layer
+# Order of the arguments of `add_weight` in Keras 2.
 _OF_LAYER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable")
 _OF_METRIC = ("name", "shape", "aggregation", "synchronization", "initializer", "dtype")
-# Arguments of `tf.Variable` that a Keras variable does without.
+# Arguments of `tf.Variable` that a Keras variable does not have.
 _OUT = "add_weight(...) without it"
 _OF_VARIABLE: dict[str, _removed_arguments.Dropped | _removed_arguments.Renamed] = {
     "caching_device": _removed_arguments.Dropped(_OUT, None),
@@ -36,7 +36,7 @@ _OF_METRIC_STATE = {
 
 
 def install(patches: Patches) -> None:
-    """Changes constructors and functions of Keras."""
+    """Patches constructors and functions of Keras."""
     patches.wrap(keras.layers.Layer, "__init__", _layer)
     patches.wrap(keras.layers.Layer, "add_weight", _add_weight(_OF_LAYER))
     patches.wrap(keras.metrics.Metric, "add_weight", _add_weight(_OF_METRIC))
@@ -77,7 +77,7 @@ def _translating(
 
 
 def _layer(original: Callable[..., None]) -> Callable[..., None]:
-    # The parameters have the names of Keras's, which makes configurations of them.
+    # The parameters keep Keras's names, because Keras builds configurations from them.
     @functools.wraps(original)
     def __init__(self: Any, **kwargs: Any) -> None:  # noqa: N807
         label = type(self).__name__
@@ -99,7 +99,7 @@ def _layer(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_first_weights(self: Any) -> None:
-    """Keras calls it when a layer is built."""
+    """Sets a layer's initial weights; Keras calls it when the layer is built."""
     weights = vars(self).pop(_WEIGHTS, None)
     if weights is not None:
         self.set_weights(weights)
@@ -141,7 +141,7 @@ def _add_loss(original: Callable[..., None]) -> Callable[..., None]:
         if "losses" in named:
             tell("add_loss(losses=...)", "add_loss(loss)")
             named["loss"] = named.pop("losses")
-        named.pop("inputs", None)  # of no effect since Keras 2.3
+        named.pop("inputs", None)  # has had no effect since Keras 2.3
         loss = args[0] if args else named.get("loss")
         if callable(loss):
             raise refuse("add_loss(function)", "Call it in the layer's call().")
@@ -154,7 +154,7 @@ def _loss(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
         new = "sum_over_batch_size"
-        if args and args[0] in ("auto", "none", "sum", new):  # it was the first
+        if args and args[0] in ("auto", "none", "sum", new):  # it was the first then
             tell("Loss(reduction, name)", "Loss(reduction=reduction, name=name)")
             old = dict(zip(("reduction", "name"), args, strict=False))
             args, named = (), {**old, **named}

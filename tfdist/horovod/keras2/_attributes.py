@@ -1,7 +1,7 @@
-"""Attributes that Keras 3 lacks: of layers, models, metrics, variables, optimizers.
+"""Attributes that Keras 3 lacks, of layers, models, metrics, variables, optimizers.
 
-They are answered by `__getattr__`, and to the user's code alone: TensorFlow and Keras
-ask objects what they have, and take other ways then.
+`__getattr__` provides them, but only to the user's code: TensorFlow and Keras check
+which attributes an object has, and would take a different path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GONE = {
 
 
 def install(patches: Patches) -> None:
-    """Adds the attributes."""
+    """Patches Keras's classes with the attributes."""
     of_layer = _refusing("layer") | _of_layers()
     of_model = of_layer | _refusing("model")
     of_model["reset_states"] = _method(_reset_states)
@@ -70,7 +70,7 @@ def _answering(answers: dict[str, _Get]) -> Callable[[Any, str], Any]:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         get = answers.get(name)
         if get is None or caller.startswith(("keras.src.", "tensorflow.")):
-            return object.__getattribute__(self, name)  # raises what it raised before
+            return object.__getattribute__(self, name)  # raises the original error
         return get(self)
 
     return __getattr__
@@ -135,7 +135,7 @@ def _hidden(name: str, layer: Any) -> Any:
 
 
 def _add_update(layer: Any, updates: Any) -> None:
-    """Calls those that are functions; others have been done already."""
+    """Calls updates that are functions; other updates have been applied already."""
     tell("layer.add_update(...)", "the assignments themselves, in call()")
     for one in updates if isinstance(updates, list | tuple) else [updates]:
         if callable(one):
@@ -167,7 +167,7 @@ def _reset_to(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_subclasses(cls: Any) -> set[Any]:
-    """A class of Keras and all of Keras's that are derived from it."""
+    """Returns a Keras class and all of Keras's classes derived from it."""
     of_keras = [c for c in cls.__subclasses__() if c.__module__.startswith("keras.")]
     return {cls}.union(*map(_with_subclasses, of_keras))
 
@@ -176,12 +176,12 @@ def _reset_metric(self: Any) -> None:
     tell("metric.reset_states()", "metric.reset_state()")
     if type(self).reset_states is _reset_metric:
         self.reset_state()
-    else:  # of a class that calls super().reset_states()
+    else:  # called from a class that calls super().reset_states()
         keras.metrics.Metric.reset_state.__wrapped__(self)
 
 
 def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
-    """Calls `reset_states` of a class that has it, and not the new name."""
+    """Calls `reset_states` if a class defines only that old name."""
 
     @functools.wraps(original)
     def reset_state(self: Any) -> None:
@@ -198,7 +198,7 @@ def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_variables() -> dict[str, _Get]:
-    """Those of their own, and all that a `tf.Variable` has, of their value."""
+    """Returns a variable's own old attributes, and those of a `tf.Variable`."""
     names = [name for name in dir(ResourceVariable) if not name.startswith("_")]
     found: dict[str, _Get] = {n: functools.partial(_of_value, n) for n in names}
     return found | {
@@ -214,7 +214,7 @@ def _of_value(name: str, variable: Any) -> Any:
 
 
 def _ref(variable: Any) -> Any:
-    """Equal for the same variable alone; its `deref()` is the variable."""
+    """Returns a hashable reference to the variable, with `deref()`."""
     tell("variable.ref()", "id(variable)")
     return Reference(variable)
 

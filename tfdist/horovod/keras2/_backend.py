@@ -1,4 +1,4 @@
-"""`keras.backend` as it was: values of variables, and the session with its GPU."""
+"""`keras.backend` as in Keras 2: values of variables, and sessions with GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
 
 def install(patches: Patches) -> None:
-    """Changes `keras.backend` and `tf.keras.backend`, and adds two names to `tf`."""
+    """Patches `keras.backend` and `tf.keras.backend`, and adds two names to `tf`."""
     from keras._tf_keras.keras import backend as of_tf_keras
 
     for module in (keras.backend, of_tf_keras):
@@ -27,7 +27,7 @@ def install(patches: Patches) -> None:
 
 
 def _get_value(x: Any) -> Any:
-    """A variable's value, as NumPy's."""
+    """Returns a variable's value as a NumPy array."""
     tell("keras.backend.get_value(v)", "v.numpy()")
     if hasattr(x, "numpy"):
         return x.numpy()
@@ -35,7 +35,7 @@ def _get_value(x: Any) -> Any:
 
 
 def _set_value(x: Any, value: Any) -> None:
-    """Gives a variable another value."""
+    """Sets a variable's value."""
     tell("keras.backend.set_value(v, x)", "v.assign(x)")
     if not hasattr(x, "assign"):
         raise TypeError(
@@ -46,7 +46,7 @@ def _set_value(x: Any, value: Any) -> None:
 
 
 def _set_session(session: Any) -> None:
-    """Does to this process's GPUs what the configuration of the session says."""
+    """Applies a session's GPU configuration to this process."""
     new = "tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')"
     tell("keras.backend.set_session(session)", new)
     config = getattr(session, "_config", None)

@@ -1,4 +1,4 @@
-"""`decay=` of Keras 2: rate / (1 + decay * steps), with a rate that can be set."""
+"""`decay=` of Keras 2: rate / (1 + decay * steps), with an adjustable rate."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from tfdist.core.keras_subclass import subclass_under_own_name
 
 
 class _Settable:
-    """Mixin of an `InverseTimeDecay` whose first rate is a variable."""
+    """Mixin for an `InverseTimeDecay` whose initial rate is a variable."""
 
     initial_learning_rate: Any
 
     def get_config(self) -> dict[str, Any]:
-        """The plain schedule's, so that a saved model loads without tfdist."""
+        """Returns the plain schedule's config: a saved model loads without tfdist."""
         config = dict(super().get_config())  # type: ignore[misc]
         return {**config, "initial_learning_rate": _number(self.initial_learning_rate)}
 
 
 def decayed(optimizer: Any, decay: float) -> Any:
-    """A schedule for the rate that an optimizer has: rate / (1 + decay * steps).
+    """Returns a schedule for an optimizer's rate: rate / (1 + decay * steps).
 
     Args:
-        optimizer: of Keras, made with a number as rate.
-        decay: per step.
+        optimizer: a Keras optimizer, created with a number as rate.
+        decay: decay per step.
 
     Raises:
-        ValueError: its rate is a schedule.
+        ValueError: the optimizer's rate is a schedule.
     """
     rate = optimizer._learning_rate
     if not hasattr(rate, "assign"):
@@ -50,7 +50,7 @@ def decayed(optimizer: Any, decay: float) -> Any:
 def settable_rate(optimizer: Any) -> Any:
     """Returns the value of Keras 2's `optimizer.lr`.
 
-    It is a variable, also with `decay`; under another schedule, the current rate.
+    It is a variable, also with `decay`; with any other schedule, the current rate.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = inner._learning_rate

@@ -1,8 +1,9 @@
-"""`LossScaleOptimizer` in loops of one's own, as in Keras 2.
+"""`LossScaleOptimizer` in custom training loops, as in Keras 2.
 
-There `apply_gradients` takes gradients that `get_unscaled_gradients` has unscaled; in
-Keras 3 it takes scaled ones. So after a `get_unscaled_gradients` gradients are scaled
-again on their way in. The scale is a power of two: no bit changes.
+In Keras 2, `apply_gradients` expects gradients that `get_unscaled_gradients` has
+unscaled; in Keras 3 it expects scaled gradients. So after a call of
+`get_unscaled_gradients`, `apply` scales the gradients again. The scale is a power of
+two, so no bit changes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import tensorflow as tf
 from tfdist.horovod.keras2._spelling import Patches, tell
 from tfdist.training.loss_scale import note_scaled
 
-_UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales by itself
-_EARLY = "_keras2_scale_made"  # attribute: the scale was made before `build`
+_UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales the gradients
+_EARLY = "_keras2_scale_made"  # attribute: the scale was created before `build`
 
 
 def install(patches: Patches) -> None:
@@ -33,7 +34,7 @@ def install(patches: Patches) -> None:
 
 
 def _get_scaled_loss(self: Any, loss: Any) -> Any:
-    """The loss times the scale of this step."""
+    """Returns the loss multiplied by the scale of this step."""
     tell("optimizer.get_scaled_loss(loss)", "optimizer.scale_loss(loss)")
     note_scaled(self)
     if callable(loss):
@@ -42,7 +43,7 @@ def _get_scaled_loss(self: Any, loss: Any) -> Any:
 
 
 def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
-    """The gradients divided by the scale of this step; None stays None."""
+    """Returns the gradients divided by the scale of this step; None stays None."""
     tell(
         "optimizer.get_unscaled_gradients(gradients)",
         "optimizer.apply_gradients(...) with the scaled gradients, which it unscales",
@@ -60,7 +61,7 @@ def _loss_scale(self: Any) -> Any:
 
 
 def _scale_of(optimizer: Any) -> Any:
-    """The variable; made now, so that a step that is traced first reads it."""
+    """Returns the scale variable; creates it now, so that a traced step reads it."""
     if not optimizer.built and not hasattr(optimizer, "dynamic_scale"):
         with tf.init_scope():
             optimizer.step_counter = optimizer.add_variable(
@@ -91,7 +92,7 @@ def _build(original: Callable[..., None]) -> Callable[..., None]:
 def _scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale_loss(self: Any, loss: Any) -> Any:
-        vars(self)[_UNSCALED] = False  # Keras 3's way: apply takes scaled ones
+        vars(self)[_UNSCALED] = False  # as in Keras 3: apply expects scaled gradients
         return original(self, loss)
 
     return scale_loss
@@ -109,7 +110,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _combined(operation: Callable[[Any, Any], Any], value: Any, scale: Any) -> Any:
-    """`value` times or by a scalar, in the type of `value`; of slices the values."""
+    """Applies `operation` to `value` (or slices) and a scalar, in the value's dtype."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""Models: arguments of `compile` and `fit`, generators, `.h5` paths of weights."""
+"""Models: arguments of `compile` and `fit`, generators, `.h5` weight files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import keras
 from tfdist.horovod.keras2._removed_arguments import MODEL, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
-# They said how Keras 2 reads a generator; now its PyDataset says it.
+# Keras 2 reads generators with these arguments; Keras 3 has them in PyDataset.
 _READING = ("max_queue_size", "workers", "use_multiprocessing")
 _WEIGHTS = ".weights.h5"
 _HDF5 = (".h5", ".hdf5")
 
 
 def install(patches: Patches) -> None:
-    """Changes `keras.Model` and `ModelCheckpoint`."""
+    """Patches `keras.Model` and `ModelCheckpoint`."""
     for name in MODEL:
         _wrap(patches, name, _dropping(name))
     for name in ("train_on_batch", "test_on_batch"):
@@ -50,7 +50,7 @@ def _dropping(name: str) -> Callable[..., Any]:
 
 
 def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`reset_metrics=False` goes on from the batches before; Keras 3 always resets."""
+    """Implements `reset_metrics=False`, which continues; Keras 3 always resets."""
 
     @functools.wraps(original)
     def on_batch(
@@ -60,7 +60,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **named)
         new = "a loop with metric.update_state"
         tell(f"{original.__name__}(reset_metrics=False)", new)
-        vars(self)["reset_metrics"] = lambda: None  # in place of the method
+        vars(self)["reset_metrics"] = lambda: None  # replaces the method
         try:
             return original(self, *args, **named)
         finally:
@@ -85,7 +85,7 @@ def _reads(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _from_generator(name: str) -> Callable[..., Any]:
-    """`fit_generator` and its like; they take what their successors take."""
+    """Returns `fit_generator` or a similar method, which accepts `fit`'s arguments."""
     orders = {
         "fit": (
             *("steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data"),
@@ -130,7 +130,7 @@ def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _write_hdf5(model: Any, path: str, overwrite: bool) -> None:
-    """The format of Keras 2, which `load_weights` of both reads under this name."""
+    """Writes the Keras 2 format, which `load_weights` of both versions reads."""
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.utils import io_utils
@@ -156,8 +156,8 @@ def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
         if named.pop("options", None) is not None:
             raise refuse(
                 "ModelCheckpoint(options=...)",
-                "A checkpoint is one file of Keras's; the options were those of "
-                "TensorFlow's formats. Leave them out.",
+                "A checkpoint is one Keras file; these options were for TensorFlow's "
+                "formats. Leave them out.",
             )
         given = signature.bind(self, filepath, *args, **named).arguments
         path = os.fspath(filepath)

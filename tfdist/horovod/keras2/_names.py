@@ -1,4 +1,4 @@
-"""Lets the modules of Keras have the names of Keras 2, also under `tf.keras`."""
+"""Adds the names of Keras 2 to the modules of Keras, also under `tf.keras`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfdist.horovod.keras2._spelling import Patches, tell
 
 _TF_KERAS = "keras._tf_keras.keras"
 _FACES = ("keras", _TF_KERAS)
-# `import tensorflow.keras.layers` loads a second module from the file of the first.
+# `import tensorflow.keras.layers` loads the file of `keras.layers` a second time.
 _ALIAS = "tensorflow.keras"
 
 
 class Reduction:
-    """`keras.losses.Reduction`, whose names are plain text in Keras 3."""
+    """`keras.losses.Reduction`; in Keras 3 its members are strings."""
 
     AUTO = "sum_over_batch_size"
     NONE = "none"
@@ -33,7 +33,7 @@ class Reduction:
 
 
 def install(patches: Patches) -> None:
-    """Adds what is missing to every module of `keras` and `tf.keras`."""
+    """Adds the missing names to every module of `keras` and `tf.keras`."""
     of_tf = importlib.import_module(_TF_KERAS)
     for path in _paths_in(of_tf):
         try:  # what `tf.keras.path` means: some are modules of `keras`
@@ -58,7 +58,7 @@ def install(patches: Patches) -> None:
 
 
 def _paths_in(package: types.ModuleType) -> list[str]:
-    """The packages in a package, by their files: "layers", "preprocessing.text"."""
+    """Returns the packages inside a package: "layers", "preprocessing.text"."""
     found = []
     for folder, _, files in os.walk(package.__path__[0]):
         path = os.path.relpath(folder, package.__path__[0]).replace(os.sep, ".")
@@ -72,7 +72,7 @@ def _module(face: str, path: str) -> types.ModuleType:
 
 
 def modules_of(path: str) -> list[types.ModuleType]:
-    """The modules of a path in `keras` and in `tf.keras`, which may be the same one."""
+    """Returns the modules of a path in `keras` and `tf.keras`; they may be the same."""
     found = [_module(face, path) for face in _FACES if _exists(face, path)]
     return list({id(module): module for module in found}.values())
 
@@ -114,7 +114,7 @@ def _getattr(face: str, path: str) -> Callable[[str], Any]:
 
 
 def _found(face: str, path: str, name: str) -> tuple[str, Any] | None:
-    """The new spelling of a name and what it means; None: nothing."""
+    """Returns the new spelling of a name and its value; None if there is none."""
     new = _removed_names.NAMES.get(f"{path}.{name}".lstrip("."))
     if new is None and path in _removed_names.MODULES:
         new = f"{_removed_names.MODULES[path]}.{name}"
@@ -135,9 +135,9 @@ def _found(face: str, path: str, name: str) -> tuple[str, Any] | None:
 
 
 class _GoneFinder(MetaPathFinder):
-    """Says what to do without a name also in `from keras.utils import name`.
+    """Finder that adds advice to `from keras.utils import name` for removed names.
 
-    Python asks for a module of that name, and would end without a reason.
+    Python looks for a module with that name; its own error would give no advice.
     """
 
     def find_spec(
@@ -146,10 +146,10 @@ class _GoneFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """None.
+        """Returns None.
 
         Raises:
-            ImportError: the name was one of Keras 2.
+            ImportError: the name existed in Keras 2.
         """
         for prefix in (_TF_KERAS, _ALIAS, "keras"):
             if fullname.startswith(f"{prefix}."):

@@ -1,4 +1,4 @@
-"""Steps of optimizers: `minimize`, and what classes of Keras 2 are made of."""
+"""Optimizer steps: `minimize`, and the methods of Keras 2 optimizer classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.horovod.keras2._removed_arguments import Renamed, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
-# Methods that a subclass of Keras 2's optimizers may have, and Keras 3 never calls.
+# Methods of Keras 2 optimizer subclasses that Keras 3 never calls.
 _OLD_METHODS = (
     *("_resource_apply_dense", "_resource_apply_sparse", "_create_slots"),
     *("_resource_apply_sparse_duplicate_indices", "_prepare_local", "get_updates"),
@@ -45,7 +45,7 @@ _REFERENCE = {
 
 
 def install(patches: Patches) -> None:
-    """Changes the base class of Keras's optimizers."""
+    """Patches the base class of Keras's optimizers."""
     base = keras.optimizers.Optimizer
     patches.put(base, "minimize", _minimize)
     patches.put(base, "compute_gradients", _compute_gradients)
@@ -56,7 +56,7 @@ def install(patches: Patches) -> None:
 
 
 def check_class(cls: type) -> None:
-    """Raises NotImplementedError for a class that is written for Keras 2's base."""
+    """Raises NotImplementedError for a class written for Keras 2's base class."""
     for one in cls.__mro__:
         if one.__module__.split(".")[0] in ("keras", "tfdist", "builtins"):
             continue
@@ -81,7 +81,7 @@ def _minimize(
     name: str | None = None,
     tape: Any = None,
 ) -> Any:
-    """Computes gradients and applies them, reduced if the optimizer is distributed."""
+    """Computes and applies gradients; reduces them if the optimizer is distributed."""
     tell(
         "optimizer.minimize(loss, variables)",
         "optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))",
@@ -94,7 +94,7 @@ def _minimize(
 def _compute_gradients(
     self: Any, loss: Any, var_list: Any, tape: Any = None
 ) -> list[Any]:
-    """Pairs of a gradient and its variable, not reduced."""
+    """Returns (gradient, variable) pairs, not reduced."""
     tell("optimizer.compute_gradients(loss, variables)", "tape.gradient(...)")
     return _gradients(loss, var_list, tape, None, lambda value: value)
 
@@ -108,7 +108,7 @@ def _gradients(
 ) -> list[Any]:
     if not callable(loss) and tape is None:
         raise ValueError("tape is required when a tensor is passed as loss.")
-    # The scale is computed in sight of the tape.
+    # The tape must record the computation of the scale.
     with tf.GradientTape() if tape is None else tape as seen:
         if callable(loss):
             loss = loss()
@@ -119,7 +119,7 @@ def _gradients(
 
 
 def takes_var_list(original: Callable[..., None]) -> Callable[..., None]:
-    """`build`, whose parameter has another name in Keras 2."""
+    """Wraps `build`, whose parameter has a different name in Keras 2."""
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **named: Any) -> None:
@@ -132,7 +132,7 @@ def _from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_variable_from_reference(self: Any, *args: Any, **named: Any) -> Any:
         if named.get("shape", 0) is None:
-            del named["shape"]  # that of the variable
+            del named["shape"]  # the variable's shape is used
         label = "add_variable_from_reference"
         return original(self, *args, **translated(label, _REFERENCE, named))
 

@@ -1,4 +1,4 @@
-"""Optimizers: constructor arguments, `lr`, `variables()`, names of modules."""
+"""Optimizers: constructor arguments, `lr`, `variables()`, module names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 from tfdist.training.optimizer_mixins import Reducing
 
-# Arguments of Keras 2 that have no effect on the numbers.
+# Arguments of Keras 2 that do not affect the numbers.
 _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer")
 
 
 def install(patches: Patches) -> None:
-    """Changes the optimizers of Keras."""
+    """Patches Keras's optimizers."""
     base = keras.optimizers.Optimizer
     for cls in _classes(base):
         if "__init__" in vars(cls):
@@ -45,7 +45,7 @@ def install(patches: Patches) -> None:
 
 
 def _classes(base: type) -> Iterator[type]:
-    """The bases of Keras's optimizers, and all that are derived from them by now."""
+    """Yields the base classes of Keras's optimizers, and all current subclasses."""
     seen: set[type] = set()
     waiting = [c for c in base.__mro__ if c.__module__.startswith("keras.src.")]
     while waiting:
@@ -84,9 +84,9 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_rate(constructor: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """`lr` in the place of the rate: as in Keras 2 it wins over `learning_rate`.
+    """Replaces the rate by `lr`: as in Keras 2, it overrides `learning_rate`.
 
-    Which classes of the user's own rely on: they pass a default on, and `**kwargs`.
+    User-defined classes rely on it: they pass on a default rate and `**kwargs`.
     """
     rate = kwargs.pop("lr")
     parameters = list(inspect.signature(constructor).parameters)
@@ -96,7 +96,7 @@ def _with_rate(constructor: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _with_float_rate(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Keras 3 takes nothing but floats as rate: no integers, no NumPy scalars."""
+    """Converts the rate to float; Keras 3 accepts no integers or NumPy scalars."""
 
     def as_float(value: Any) -> Any:
         is_array = hasattr(value, "dtype") and hasattr(value, "shape")
@@ -139,7 +139,7 @@ def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_aggregates(optimizer: Any, old: str, value: Any) -> None:
-    """The gradients may be reduced already, which a plain optimizer leaves so."""
+    """Raises if the gradients may be reduced already, and would be reduced again."""
     reduces = hasattr(optimizer, "tfdist_options")
     if reduces and bool(value) == old.startswith("skip"):
         raise refuse(
@@ -191,7 +191,7 @@ def _set_weights(self: Any, weights: Any) -> None:
 
 
 def _install_names(patches: Patches) -> None:
-    """`legacy` and `experimental` give the optimizers that there are."""
+    """Makes `legacy` and `experimental` return the current optimizers."""
     from keras import optimizers
 
     for module in _faces_of(optimizers):
@@ -204,7 +204,7 @@ def _install_names(patches: Patches) -> None:
 
 
 def _faces_of(optimizers: types.ModuleType) -> list[types.ModuleType]:
-    """`keras.optimizers` and `tf.keras.optimizers` are two modules."""
+    """Returns the two modules `keras.optimizers` and `tf.keras.optimizers`."""
     from keras._tf_keras.keras import optimizers as of_tf_keras
 
     return [optimizers, of_tf_keras]
@@ -216,7 +216,7 @@ def _current(part: str) -> Callable[[str], Any]:
         if not isinstance(current, type):
             raise AttributeError(
                 f"keras.optimizers.{part}.{name}: Keras 3 has no optimizer {name!r}. "
-                "Those it has are in keras.optimizers."
+                "keras.optimizers lists the available optimizers."
             )
         tell(f"keras.optimizers.{part}.{name}", f"keras.optimizers.{name}")
         return current

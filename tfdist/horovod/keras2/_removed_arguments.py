@@ -1,6 +1,6 @@
-"""The arguments of Keras 2.15 that Keras 3 lacks: which values they may still have.
+"""Arguments of Keras 2.15 that Keras 3 lacks, and which values are still accepted.
 
-Pure tables and functions on them; `_arguments` and `_models` apply them.
+Contains only tables and pure functions; `_arguments` and `_models` apply them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Dropped:
     """An argument that is not passed on.
 
     Attributes:
-        new: what to write instead; "{label}" stands for what is called.
-        harmless: the values that change no number, all others are refused; None: every
-            value is harmless.
+        new: what to write instead; "{label}" is replaced by what is called.
+        harmless: the values that do not affect the result; all other values are
+            refused. None: every value is harmless.
     """
 
     new: str
@@ -42,10 +42,10 @@ _NONE = Dropped(_OUT, (None,))
 _ANY = Dropped(_OUT, None)
 _FORMAT = Dropped(_OUT)
 
-# Of layers, whichever class it is.
+# Arguments of all layers.
 LAYER = {
     "dynamic": Dropped("compile(run_eagerly=True)"),
-    "fused": _ANY,  # an implementation: there is one now
+    "fused": _ANY,  # selects an implementation; Keras 3 has only one
     "virtual_batch_size": Dropped("a keras.layers.BatchNormalization without it"),
     "adjustment": Dropped("a keras.layers.BatchNormalization without it"),
     "time_major": Dropped("keras.ops.swapaxes(x, 0, 1) before the layer and after it"),
@@ -72,7 +72,7 @@ MODEL: dict[str, dict[str, Dropped | Renamed]] = {
         "save_traces": _ANY,
     },
 }
-# Callable, below `keras` → its arguments.
+# Callable (path in `keras`) → its arguments.
 CALLABLES: dict[str, dict[str, Dropped | Renamed]] = {
     "Input": {"type_spec": Dropped("keras.Input(shape=..., dtype=...)")},
     "activations.deserialize": {
@@ -142,15 +142,15 @@ CALLABLES: dict[str, dict[str, Dropped | Renamed]] = {
 def translated(
     label: str, table: Mapping[str, Dropped | Renamed], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments for Keras 3 of those for Keras 2; each is told once.
+    """Translates Keras 2 arguments to Keras 3; each argument causes one warning.
 
     Args:
-        label: what is called, for messages.
+        label: name of the called object, for messages.
         table: the arguments that Keras 3 lacks.
         given: name → value.
 
     Raises:
-        NotImplementedError: a value has no counterpart.
+        NotImplementedError: a value is not supported in Keras 3.
 
     Example:
         >>> import warnings

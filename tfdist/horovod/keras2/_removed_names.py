@@ -1,13 +1,13 @@
-"""The public names of Keras 2.15 that Keras 3 lacks: where they are now, or what to do.
+"""Public names of Keras 2.15 that Keras 3 lacks: their new names, or advice.
 
-Paths are those below `keras`: "losses.Reduction". Pure tables and functions on them;
-`_names` applies them. What one of `keras` and `tf.keras` has, the other has as well,
-without a row here.
+Paths are relative to `keras`: "losses.Reduction". Contains only tables and pure
+functions; `_names` applies them. A name that exists in only one of `keras` and
+`tf.keras` is added to the other module without an entry in these tables.
 """
 
 from __future__ import annotations
 
-# Old module → the module that has its names now. The second half is older than 2.15.
+# Old module → the module with its names now. The second half is older than 2.15.
 MODULES = {
     "callbacks.experimental": "callbacks",
     "layers.experimental": "layers",
@@ -48,7 +48,7 @@ _ONE_RANK = "Call model.evaluate, on all ranks, between two epochs or after them
 _WRITE_LAYER = "Write a keras.layers.Layer of your own."
 _EXACT = "There is one generator of random numbers, as with TensorFlow's. Leave it out."
 
-# Module → names, apart by spaces → what to do without them.
+# Module → removed names, separated by spaces → advice.
 GONE = {
     "": {
         "__internal__": _INTERNAL,
@@ -123,10 +123,10 @@ GONE = {
 
 
 def advice_for(path: str) -> str:
-    """The advice for a name that is gone; "" for others.
+    """Returns the advice for a removed name; "" for other names.
 
     Args:
-        path: below `keras`; what is in a module that is gone is gone too.
+        path: path in `keras`; names inside a removed module are removed too.
 
     Example:
         >>> advice_for("callbacks.BaseLogger")
@@ -144,5 +144,5 @@ def advice_for(path: str) -> str:
 
 
 def refusal(path: str) -> str:
-    """The error's text for a name that there is not."""
+    """Returns the error message for a removed name."""
     return f"keras.{path} is not there in Keras 3. {advice_for(path)}"

@@ -1,4 +1,4 @@
-"""Warnings and errors about old spellings, and attributes that can be put back."""
+"""Warnings and errors about old spellings, and patches that can be undone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MISSING = object()
 
 
 class Keras2SpellingWarning(UserWarning):
-    """A spelling of Keras 2 was used; the message shows that of Keras 3."""
+    """A Keras 2 spelling was used; the message shows the Keras 3 spelling."""
 
 
 class Patches:
-    """Attributes that were replaced, with what they were before.
+    """Attributes that were replaced, with their original values.
 
     Example:
         >>> class Thing:
@@ -32,22 +32,22 @@ class Patches:
         self._undo: list[Callable[[], Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Gives a class or module an attribute of its own, or a dictionary an item."""
+        """Sets an attribute of a class or module, or an item of a dictionary."""
         items = owner if isinstance(owner, dict) else vars(owner)
         before = items.get(name, _MISSING)
         self._undo.append(lambda: _set(owner, name, before))
         _set(owner, name, value)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replaces an attribute that a class or module has by what `make` makes."""
+        """Replaces an attribute of a class or module by the result of `make`."""
         self.put(owner, name, make(vars(owner)[name]))
 
     def on_take_back(self, act: Callable[[], Any]) -> None:
-        """Lets `take_back` call `act` as well."""
+        """Makes `take_back` call `act` too."""
         self._undo.append(act)
 
     def take_back(self) -> None:
-        """Puts everything back as it was."""
+        """Restores all original values."""
         while self._undo:
             self._undo.pop()()
 
@@ -63,11 +63,11 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def tell(old: str, new: str) -> None:
-    """Warns, once in this process, that something has another spelling now.
+    """Warns once per process that something has a new spelling.
 
     Args:
-        old: what was written.
-        new: what to write.
+        old: what the program uses.
+        new: what to write instead.
     """
     text = f"{old} is a spelling of Keras 2. Write {new}."
     if should_warn(text):
@@ -75,5 +75,5 @@ def tell(old: str, new: str) -> None:
 
 
 def refuse(old: str, new: str) -> NotImplementedError:
-    """The error for what cannot be had under Keras 3."""
+    """Returns the error for something that Keras 3 cannot do."""
     return NotImplementedError(f"{old} is not there in Keras 3. {new}")

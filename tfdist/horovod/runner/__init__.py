@@ -1,4 +1,4 @@
-"""`horovod.runner`, and `horovod.run`: a function on several ranks, from Python."""
+"""`horovod.runner` and `horovod.run`: runs a function on ranks started from Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfdist.launch.hosts import HostsError, mark_local, parse_file, parse_list
 __all__ = ["run"]
 
 _INSTEAD = (
-    "Or put the function's lines into a script of their own, and start that with "
+    "Or put the function's lines into a separate script, and start it with "
     "`tfdistrun --horovod -np N script.py`"
 )
 _END_S = 30.0
-# Parameter → flag of horovodrun, which says itself what has no meaning here.
+# Parameter → flag of horovodrun, which reports flags that have no effect.
 _FLAGS = {
     "num_proc": "--num-proc",
     "min_num_proc": "--min-num-proc",
@@ -74,47 +74,47 @@ def run(
     host_discovery_script: str | None = None,
     np: int | None = None,
 ) -> list[Any]:
-    """Calls a function on ranks that it starts on this host, and waits for their end.
+    """Starts ranks on this host, calls a function on each, and waits for them to end.
 
-    Function, arguments and results go through files that only this user can read, by
-    pickle: so it needs `TFDIST_OBJECTS=pickle`. A function of the program itself, or
-    of a notebook, needs the package cloudpickle too. What the ranks print comes out
-    here, as with tfdistrun.
+    The function, its arguments and its results are pickled and passed through files
+    that only this user can read. This requires `TFDIST_OBJECTS=pickle`. A function of
+    the program itself, or of a notebook, also requires the package cloudpickle. The
+    output of the ranks is printed as with tfdistrun.
 
     Args:
         func: the function; it calls `hvd.init()`.
-        args: its arguments.
-        kwargs: its named arguments.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         num_proc: number of ranks; default 1.
-        min_num_proc: as `--min-num-proc` of horovodrun: equal to `num_proc`.
-        max_num_proc: as `--max-num-proc`: equal to `num_proc`.
+        min_num_proc: as `--min-num-proc` of horovodrun; must equal `num_proc`.
+        max_num_proc: as `--max-num-proc`; must equal `num_proc`.
         slots: as `--slots-per-host`.
         reset_limit: as `--reset-limit`.
         cooldown_range: as `--blacklist-cooldown-range`.
-        hosts: of this host alone, such as "localhost:4".
-        hostfile: a file with this host alone.
+        hosts: only this host, such as "localhost:4".
+        hostfile: a file that lists only this host.
         start_timeout: seconds until all ranks must have started.
         ssh_port: as `--ssh-port`.
         ssh_identity_file: as `--ssh-identity-file`.
         disable_cache: as `--disable-cache`.
-        output_filename: folder for one file of output a rank.
+        output_filename: folder for the output, one file per rank.
         verbose: as `--verbose`.
         use_gloo: as `--gloo`.
         use_mpi: as `--mpi`.
         mpi_args: as `--mpi-args`.
         network_interfaces: as `--network-interfaces`.
-        executable: the Python that runs the ranks; default this one.
+        executable: Python interpreter for the ranks; default: this interpreter.
         host_discovery_script: as `--host-discovery-script`.
         np: an older name of `num_proc`.
 
     Returns:
-        What the function has returned on each rank, in their order.
+        A list of the function's results, in rank order.
 
     Raises:
-        RuntimeError: without `TFDIST_OBJECTS=pickle`; or a rank failed, as the report
-            above it says.
-        NotImplementedError: other hosts than this one.
-        TypeError: function or arguments cannot be pickled.
+        RuntimeError: `TFDIST_OBJECTS=pickle` is not set, or a rank failed; see the
+            report above the error.
+        NotImplementedError: hosts other than this host are given.
+        TypeError: the function or its arguments cannot be pickled.
         ValueError: the hosts are malformed.
 
     Example:
@@ -144,14 +144,14 @@ def run(
         code = _finish([*words_of(given), "--", *command])
         if code != 0:
             raise RuntimeError(
-                f"horovod.run: the ranks ended with exit code {code}; the report of "
-                "the first failure stands above."
+                f"horovod.run: the ranks ended with exit code {code}; see the report "
+                "of the first failure above."
             )
         return [_call.result_of(folder, rank, key) for rank in range(size)]
 
 
 def words_of(given: Mapping[str, Any]) -> list[str]:
-    """The words for horovodrun.
+    """Returns the command-line arguments for horovodrun.
 
     Example:
         >>> from tfdist.horovod.runner import words_of
@@ -182,8 +182,8 @@ def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
     far = [host.name for host in mark_local(found) if not host.is_local]
     if far:
         raise NotImplementedError(
-            f"horovod.run starts ranks on this host alone, got {', '.join(far)}. "
-            "Put the function's lines into a script of their own, and start that with "
+            f"horovod.run starts ranks only on this host, got {', '.join(far)}. "
+            "Put the function's lines into a separate script, and start it with "
             "`tfdistrun --horovod -np N -H HOST:SLOTS,... script.py`."
         )
 
@@ -194,14 +194,14 @@ def _check_module(func: Callable[..., Any]) -> None:
         and not pickling.can_pickle_by_value()
     ):
         raise TypeError(
-            f"horovod.run: {func!r} belongs to the program itself, which the ranks do "
-            "not run. Sending it needs: pip install cloudpickle. Or import it from a "
-            f"module. {_INSTEAD}."
+            f"horovod.run: {func!r} is defined in the program itself, which the ranks "
+            "do not run. Sending it requires cloudpickle: pip install cloudpickle. Or "
+            f"import the function from a module. {_INSTEAD}."
         )
 
 
 def _own_path() -> list[str]:
-    """Where the program's own modules are found; the rest is the interpreter's."""
+    """Returns the folders of the program's own modules, without the interpreter's."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     python = tuple(sysconfig.get_path(kind) for kind in kinds)
     found = [folder or os.getcwd() for folder in sys.path]
@@ -216,7 +216,7 @@ def _finish(words: list[str]) -> int:
     )
     try:
         return job.wait()
-    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before itself
+    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before it ends
         job.terminate()
         job.wait(_END_S)
         raise

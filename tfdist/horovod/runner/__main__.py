@@ -1,4 +1,4 @@
-"""A rank of `horovod.run`: `python -m tfdist.horovod.runner FOLDER`."""
+"""Runs a rank of `horovod.run`: `python -m tfdist.horovod.runner FOLDER`."""
 
 import sys
 

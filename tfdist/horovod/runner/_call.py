@@ -1,6 +1,6 @@
-"""Files that `horovod.run` and the ranks it starts exchange through a folder.
+"""Files through which `horovod.run` exchanges data with the ranks it starts.
 
-The folder is the caller's, and only its user can enter it. A rank is
+The caller creates the folder, and only its user can open it. A rank runs
 `python -m tfdist.horovod.runner FOLDER`.
 """
 
@@ -18,8 +18,8 @@ MAX_BYTES = 1 << 30
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")  # result.0 and result.1 at once
+    """Writes a file that only this user can read; writes all of it or nothing."""
+    part = path.with_name(f"{path.name}.part")  # result.0 and result.1 at the same time
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -27,7 +27,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def seal(obj: Any, about: str, key: bytes) -> bytes:
-    """An object as bytes of a file."""
+    """Returns an object as the bytes of a file."""
     return pickling.seal(obj, about, key, max_bytes=MAX_BYTES)
 
 
@@ -35,7 +35,7 @@ def result_of(folder: Path, rank: int, key: bytes) -> Any:
     """Returns the result of the function on a rank.
 
     Raises:
-        RuntimeError: it left nothing, or what cannot be loaded here.
+        RuntimeError: the rank left no result, or it cannot be loaded.
     """
     name = f"result.{rank}"
     try:
@@ -47,7 +47,7 @@ def result_of(folder: Path, rank: int, key: bytes) -> Any:
 
 
 def main(name: str) -> None:
-    """Calls the function of the folder `name`, and leaves its result there."""
+    """Calls the function in the folder `name`, and writes its result there."""
     folder = Path(name)
     key = (folder / KEY).read_bytes()
     func, args, kwargs = pickling.unseal((folder / CALL).read_bytes(), CALL, key)

@@ -1,12 +1,12 @@
-"""`horovod.tensorflow` by its names, on tfdist.
+"""`horovod.tensorflow`: Horovod's names, implemented with tfdist.
 
-A script's `import horovod.tensorflow as hvd` becomes this module with
-`tfdistrun --horovod`, or by hand: `import tfdist.horovod.tensorflow as hvd`.
+With `tfdistrun --horovod`, a script's `import horovod.tensorflow as hvd` imports this
+module. To do so without the flag, write `import tfdist.horovod.tensorflow as hvd`.
 
-Where Horovod's behaviour under Keras 3 is missing or wrong, this is right instead:
-tapes and `broadcast_variables` take Keras variables, sparse gradients come with every
-index once, an average counts the ranks that call it. Nothing is pickled, unless all
-ranks ask for it (`TFDIST_OBJECTS=pickle`).
+This module also fixes behaviour that is missing or wrong in Horovod under Keras 3:
+tapes and `broadcast_variables` accept Keras variables, sparse gradients contain every
+index once, and an average divides by the number of ranks that call it. Nothing is
+pickled, unless all ranks set `TFDIST_OBJECTS=pickle`.
 
 Example:
     >>> import tfdist.horovod.tensorflow as hvd

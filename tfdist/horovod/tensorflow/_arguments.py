@@ -1,4 +1,4 @@
-"""Conversion of the arguments of Horovod's functions to those of tfdist."""
+"""Converts the arguments of Horovod's functions to arguments of tfdist."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tfdist.horovod.common.reduce_ops import name_of
 
 
 def reduce_op(op: Any) -> tfdist.ReduceOp:
-    """The reduction of tfdist for one of Horovod's constants.
+    """Returns the tfdist reduction for one of Horovod's constants.
 
     Raises:
-        NotImplementedError: Adasum.
-        ValueError: it is no reduction.
+        NotImplementedError: Adasum is requested.
+        ValueError: `op` is not a reduction.
     """
     return tfdist.ReduceOp[name_of(op)]
 
 
 def scoped(name: str | None, ignore_name_scope: bool) -> str | None:
-    """The name that pairs the calls of the ranks: with the name scope around it.
+    """Returns the name that pairs the ranks' calls; includes the name scope.
 
     Args:
-        name: the user's; None, a name by the place of the call, has no scope in it.
-        ignore_name_scope: whether to leave the scope out.
+        name: the user's name. None stays None: default names do not include a scope.
+        ignore_name_scope: whether to leave out the scope.
     """
     scope = "" if name is None or ignore_name_scope else tf.get_current_name_scope()
     return f"{scope}/{name}" if scope else name
@@ -35,13 +35,13 @@ def scoped(name: str | None, ignore_name_scope: bool) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """A tensor that is to be multiplied before and after its reduction.
+    """A tensor, and how to scale it before and after its reduction.
 
     Attributes:
-        value: what is reduced, by the operation itself times
-        prescale: before, and
-        postscale: after it.
-        finish: makes the result of it.
+        value: the tensor to reduce.
+        prescale: factor that the operation applies before the reduction.
+        postscale: factor that the operation applies after the reduction.
+        finish: function that converts the operation's result to the final result.
     """
 
     value: tf.Tensor
@@ -51,20 +51,20 @@ class Scaled:
 
 
 def scaled(value: Any, op: tfdist.ReduceOp, before: float, after: float) -> Scaled:
-    """Integers are scaled in float64 and cut towards zero; the rest by the operation.
+    """Scales integers in float64 and truncates them; the operation scales other types.
 
     Args:
         value: tensor, NumPy array or variable.
         op: the reduction.
-        before: factor before it.
-        after: factor after it.
+        before: factor applied before the reduction.
+        after: factor applied after the reduction.
     """
     tensor = tf.convert_to_tensor(value)
     dtype = tensor.dtype
     if not dtype.is_integer or before == after == 1:
         return Scaled(tensor, float(before), float(after), lambda reduced: reduced)
     tensor = _times(tensor, before)
-    if op is tfdist.ReduceOp.AVERAGE:  # cut once, after the division
+    if op is tfdist.ReduceOp.AVERAGE:  # truncated once, after the division
         tensor = tf.cast(tensor, tf.float64)
         return Scaled(tensor, 1.0, float(after), lambda r: tf.cast(r, dtype))
     return Scaled(tensor, 1.0, 1.0, lambda reduced: _times(reduced, after))
@@ -77,11 +77,11 @@ def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 
 
 def scale_gradient(value: Any, factor: float) -> tf.Tensor:
-    """The same tensor, whose gradient is multiplied by `factor`.
+    """Returns the same tensor, with its gradient multiplied by `factor`.
 
     Args:
-        value: tensor, NumPy array or variable; integers are returned as they are.
-        factor: of the gradient.
+        value: tensor, NumPy array or variable; integers are returned unchanged.
+        factor: factor for the gradient.
     """
     tensor = tf.convert_to_tensor(value)
     if factor == 1 or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -95,7 +95,7 @@ def scale_gradient(value: Any, factor: float) -> tf.Tensor:
 
 
 def invalid(message: str) -> tf.errors.InvalidArgumentError:
-    """Horovod's error for an argument that does not fit."""
+    """Returns Horovod's error for an invalid argument."""
     error = tf.errors.InvalidArgumentError(None, None, message)
-    error.ag_pass_through = True  # AutoGraph raises it as it is
+    error.ag_pass_through = True  # AutoGraph raises it unchanged
     return error

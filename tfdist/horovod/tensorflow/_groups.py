@@ -10,18 +10,18 @@ from tfdist.horovod._warnings import stacklevel_outside
 
 
 def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
-    """Returns the groups that `groups` and `num_groups` of a tape or optimizer define.
+    """Returns the groups that a tape's or optimizer's `groups` and `num_groups` define.
 
     Args:
         groups: None, a number > 0, or a list of lists of variables.
-        num_groups: deprecated: a number in place of `groups`; 0: not given.
+        num_groups: deprecated; a number that replaces `groups`; 0: not given.
 
     Returns:
-        The groups; None: by bytes.
+        The groups; None: groups of a number of bytes.
 
     Raises:
-        ValueError: `groups` is none of these.
-        TypeError: something in the lists is no variable.
+        ValueError: `groups` has a different form.
+        TypeError: an entry of the lists is not a variable.
     """
     if num_groups != 0:
         warnings.warn(

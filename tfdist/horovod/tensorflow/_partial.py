@@ -1,4 +1,4 @@
-"""Helpers shared by the tape and the optimizer that take local layers."""
+"""Helpers shared by the tape and the optimizer that accept local layers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import keras
 
 
 def has_parameters_of(whole: Callable[..., Any], **more: Any) -> Callable[..., Any]:
-    """Gives a function the parameters of another, in its order, and more.
+    """Gives a function the parameters of another function, and additional ones.
 
     Args:
-        whole: the other function.
-        **more: names and defaults of what comes before its last parameter.
+        whole: function whose parameters are used, in its order.
+        **more: names and defaults of parameters that are inserted before the last one.
 
     Returns:
-        A decorator of a function that takes them all by name.
+        A decorator for a function that accepts all these parameters by name.
 
     Example:
         >>> def make(a, b=1):
@@ -50,10 +50,10 @@ def has_parameters_of(whole: Callable[..., Any], **more: Any) -> Callable[..., A
 
 
 def layers_of(given: Any) -> list[keras.layers.Layer]:
-    """A layer or several, as a list; None is none.
+    """Returns a layer or several layers as a list; an empty list for None.
 
     Raises:
-        ValueError: something is no layer.
+        ValueError: an entry is not a layer.
     """
     if given is None:
         return []
@@ -63,8 +63,8 @@ def layers_of(given: Any) -> list[keras.layers.Layer]:
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 "Expected local_layers to be a layer or a list of layers, got "
-                f"{type(layer).__name__}: {layer!r}. A variable: "
-                "register_local_source(variable) of the tape, "
-                "register_local_var(variable) of the optimizer."
+                f"{type(layer).__name__}: {layer!r}. To register a variable, call "
+                "register_local_source(variable) on the tape, or "
+                "register_local_var(variable) on the optimizer."
             )
     return listed

@@ -1,4 +1,4 @@
-"""The names that all of Horovod's packages have: start, place, reductions, sets."""
+"""Names common to all of Horovod's packages: init, ranks, reductions, process sets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compression.none and Compression.fp16.
 
 `Compression.fp16` sends floating-point tensors as float16; tfdist adds them in float32
-and rounds the result once. A class of your own with `compress` and `decompress` works
-wherever these do.
+and rounds the result once. A custom class with `compress` and `decompress` can be used
+instead of these.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor as it is sent, and what `decompress` needs to know."""
-        raise NotImplementedError("A Compressor has to define compress(tensor).")
+        """Returns the tensor to send, and a context for `decompress`."""
+        raise NotImplementedError("A Compressor must define compress(tensor).")
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The reduced tensor as it was before `compress`, which has returned `ctx`."""
-        raise NotImplementedError("A Compressor has to define decompress(tensor, ctx).")
+        """Returns the reduced tensor in its original form; `ctx` is from `compress`."""
+        raise NotImplementedError("A Compressor must define decompress(tensor, ctx).")
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
-        """The tensor itself."""
+        """Returns the tensor unchanged."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor itself."""
+        """Returns the tensor unchanged."""
         return tensor
 
 
@@ -54,7 +54,7 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """A floating-point tensor as float16; its dtype."""
+        """Returns a floating-point tensor as float16, and its original dtype."""
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype in (tf.float32, tf.float64):
             return tf.cast(tensor, tf.float16), tensor.dtype
@@ -62,19 +62,19 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
-        """The tensor in its own dtype."""
+        """Returns the tensor in its original dtype."""
         return tf.cast(tensor, ctx)
 
 
 class Compression:
-    """The compressions that there are."""
+    """The available compressions."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
 
 
 def check_methods(compression: Any) -> None:
-    """Raises TypeError unless a compression has the two methods."""
+    """Raises TypeError unless a compression has both methods."""
     for method in ("compress", "decompress"):
         if not callable(getattr(compression, method, None)):
             raise TypeError(
@@ -86,12 +86,12 @@ def check_methods(compression: Any) -> None:
 def wire_name(compression: Any) -> str | None:
     """Returns tfdist's name of a compression: None, "fp16" or "bf16".
 
-    A compression that is already such a name is returned as it is.
+    A tfdist name is returned unchanged.
 
     Raises:
-        TypeError: it is no compression.
-        ValueError: tfdist has none of this name.
-        LookupError: it is one that only its own methods know.
+        TypeError: the argument is not a compression.
+        ValueError: tfdist has no compression with this name.
+        LookupError: the compression is a class with its own methods.
     """
     if compression is None or isinstance(compression, str):
         check_compression(compression)

@@ -1,12 +1,12 @@
-"""Horovod's tf.data compute service, which is not supported.
+"""Horovod's tf.data compute service, which tfdist does not support.
 
 Raises:
-    ImportError: always; names what to use.
+    ImportError: always; the message names alternatives.
 """
 
 raise ImportError(
-    "horovod.tensorflow.data needs Horovod's own runner, which tfdist replaces. If few "
-    "ranks shall read and prepare data for all, write dataset = "
+    "horovod.tensorflow.data needs Horovod's own runner, which tfdist replaces. If a "
+    "few ranks should read and prepare data for all ranks, write dataset = "
     "tfdist.data.scatter(dataset, ...); or start TensorFlow's own "
     "tf.data.experimental.service and give its address to "
     "tf.data.experimental.service.distribute(...)."

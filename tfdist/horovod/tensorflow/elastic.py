@@ -1,4 +1,4 @@
-"""Horovod's elastic names, in a world of fixed size (see `common.elastic`)."""
+"""Horovod's elastic names, for a fixed number of ranks (see `common.elastic`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 class _VariablesState(ObjectState):
-    """Variables, and plain values as attributes."""
+    """State of variables, and plain values as attributes."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self._values: list[tuple[Any, tf.Tensor]] = []  # variable, what was saved
+        self._values: list[tuple[Any, tf.Tensor]] = []  # variable, saved value
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
 
@@ -26,33 +26,33 @@ class _VariablesState(ObjectState):
         raise NotImplementedError
 
     def save(self) -> None:
-        """Copies the variables and remembers the attributes."""
+        """Copies the variables and saves the attributes."""
         self._values = [(v, tf.identity(v)) for v in self._tracked()]
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the last saved state."""
         for variable, value in self._values:
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Gives all ranks the variables and saved attributes of rank 0."""
+        """Broadcasts the variables and saved attributes of rank 0 to all ranks."""
         broadcast_variables(self._tracked(), root_rank=0)
         self._values = [(v, tf.identity(v)) for v in self._tracked()]
         super().sync()
 
 
 class TensorFlowState(_VariablesState):
-    """A list of variables, and plain values as attributes; in eager mode.
+    """State of a list of variables, and plain values as attributes; for eager mode.
 
     Args:
         variables: Keras or TensorFlow variables.
-        session: must be None: sessions are TensorFlow 1.
-        **kwargs: name and value of each attribute.
+        session: must be None: sessions belong to TensorFlow 1.
+        **kwargs: name and initial value of each attribute.
 
     Raises:
-        ValueError: no variables are given, or a session is.
+        ValueError: no variables are given, or a session is given.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -69,14 +69,14 @@ class TensorFlowState(_VariablesState):
     ) -> None:
         if session is not None or not tf.executing_eagerly():
             raise ValueError(
-                "TensorFlowState is for eager mode in this release: expected "
-                "session=None outside of a tf.Graph. In a graph run "
+                "TensorFlowState supports only eager mode in this release: expected "
+                "session=None outside of a tf.Graph. In a graph, run "
                 "hvd.broadcast_global_variables(0)."
             )
         if not variables:
             raise ValueError(
-                "Expected variables, a list of those to track: in eager mode there "
-                "are no global variables."
+                "Expected a list of variables to track: in eager mode there are no "
+                "global variables."
             )
         self.variables = list(variables)
         super().__init__(**kwargs)
@@ -86,13 +86,13 @@ class TensorFlowState(_VariablesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A Keras model and its optimizer, and plain values as attributes.
+    """State of a Keras model, its optimizer, and plain values as attributes.
 
     Args:
-        model: built.
-        optimizer: default that of the model; built here, if it is not.
+        model: a model that is built.
+        optimizer: the optimizer; default: the model's. It is built if necessary.
         backend: must be None: it was for the sessions of TensorFlow 1.
-        **kwargs: name and value of each attribute.
+        **kwargs: name and initial value of each attribute.
 
     Raises:
         ValueError: the model is not built, or `backend` is given.
@@ -113,7 +113,7 @@ class TensorFlowKerasState(_VariablesState):
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is not None and not self.optimizer.built:
-            # Slots that come later could not be taken back to what they were here.
+            # Slots created later could not be restored to their values at this point.
             self.optimizer.build(model.trainable_variables)
         super().__init__(**kwargs)
 

@@ -1,4 +1,4 @@
-"""Variables and Python objects of one rank on all ranks."""
+"""Broadcasts and gathers variables and Python objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tfdist.horovod.common.process_sets import (
 )
 from tfdist.horovod.tensorflow.mpi_ops import broadcast_
 
-# Of one encoded object. Horovod's own limit is 2 GiB; an object that large is an array.
+# Maximum size of an encoded object. Horovod's own limit is 2 GiB; send larger data as
+# arrays.
 MAX_BYTES = 256 << 20
 
 
@@ -26,25 +27,25 @@ def broadcast_variables(
     process_set: Any = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives variables the values that they have on rank `root_rank`.
+    """Sets variables to their values on rank `root_rank`.
 
-    Eagerly the ranks first agree on the list, so that a difference in paths, shapes or
-    dtypes is an error before anything is changed.
+    In eager mode the ranks first compare their lists. If paths, shapes or dtypes
+    differ, an error is raised before any variable is changed.
 
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.
-        root_rank: the rank of the job whose values are taken.
-        process_set: the ranks that take part, which alone call it.
-        inplace: whether the variables are received one by one, not all together:
-            no more memory is needed than for the largest.
+        root_rank: rank (of the job) whose values are sent.
+        process_set: the ranks that take part; only these ranks call the function.
+        inplace: whether the variables are received one by one instead of together, so
+            that extra memory is needed only for the largest variable.
 
     Returns:
-        In a `tf.Graph` the operation to run; None otherwise.
+        In a `tf.Graph`, the operation to run; otherwise None.
 
     Raises:
-        tf.errors.FailedPreconditionError: the ranks' variables or roots differ, on
-            every rank.
-        TypeError: something is not a variable.
+        tf.errors.FailedPreconditionError: the ranks' variables or roots differ; raised
+            on every rank.
+        TypeError: an entry is not a variable.
         ValueError: `root_rank` is not a rank of the process set.
 
     Example:
@@ -66,7 +67,7 @@ def broadcast_variables(
 
 
 def _in_plain_graph() -> bool:
-    """In a graph that a session runs, and not in a function."""
+    """Returns whether the code is in a graph for a session, not in a function."""
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
@@ -77,31 +78,31 @@ def broadcast_object(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Any:
-    """Gives every rank the object of rank `root_rank`.
+    """Broadcasts an object from rank `root_rank` to every rank.
 
-    Plain data goes (None, bool, int, float, str, bytes, NumPy arrays and scalars, and
-    lists, tuples and dicts of these), at most 256 MiB. Other objects are pickled, but
-    only where the ranks were started with `TFDIST_OBJECTS=pickle`.
+    Plain data of at most 256 MiB can be sent: None, bool, int, float, str, bytes, NumPy
+    arrays and scalars, and lists, tuples and dicts of these. Other objects are pickled,
+    but only if the ranks were started with `TFDIST_OBJECTS=pickle`.
 
     Args:
-        obj: plain data, or what can be pickled; looked at on the root only.
-        root_rank: the rank of the job whose object all get.
-        session: not needed: also in a `tf.Graph` the object goes beside the graph.
-        name: pairs the calls of the ranks; default: by their order.
-        process_set: the ranks that take part, which alone call it.
+        obj: plain data, or an object that can be pickled; used only on the root.
+        root_rank: rank (of the job) whose object is sent.
+        session: not needed, not even in a `tf.Graph`, since objects are not in a graph.
+        name: pairs the ranks' calls; default: their order.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The object; on the root a copy.
+        The object; on the root, a copy.
 
     Raises:
-        TypeError: on the root: the object is not plain data, and the variable is not
-            set; or it cannot be pickled.
-        ValueError: on the root: it is too large; anywhere: `root_rank` is not a rank
-            of the process set, or `hvd.init()` was not called; a pickled object cannot
-            be loaded here.
-        tf.errors.AbortedError: the root could not send its object, or another rank
+        TypeError: on the root: the object is not plain data and `TFDIST_OBJECTS` is not
+            set, or it cannot be pickled.
+        ValueError: on the root: the object is too large. On any rank: `root_rank` is
+            not a rank of the process set, `hvd.init()` was not called, or a pickled
+            object cannot be loaded.
+        tf.errors.AbortedError: the root could not send its object, or a different rank
             could not load it.
-        RuntimeError: in a `tf.function`.
+        RuntimeError: called in a `tf.function`.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -126,12 +127,12 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function of an object that does as `broadcast_object`, with these arguments.
+    """Returns a function that calls `broadcast_object` with these arguments.
 
     Args:
-        root_rank: the rank of the job whose object all get.
-        session: not needed, as there.
-        name: pairs the calls of the ranks.
+        root_rank: rank (of the job) whose object is sent.
+        session: not needed, as in `broadcast_object`.
+        name: pairs the ranks' calls.
         process_set: the ranks that take part.
 
     Example:
@@ -153,24 +154,25 @@ def allgather_object(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[Any]:
-    """Gives every rank the objects of all ranks.
+    """Gathers the objects of all ranks on every rank.
 
     Args:
-        obj: plain data, or what can be pickled, as in `broadcast_object`.
-        session: not needed, as there.
-        name: pairs the calls of the ranks; default: by their order.
-        process_set: the ranks that take part, which alone call it.
+        obj: plain data, or an object that can be pickled, as in `broadcast_object`.
+        session: not needed, as in `broadcast_object`.
+        name: pairs the ranks' calls; default: their order.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
         The objects in rank order; None for a rank that has joined.
 
     Raises:
-        TypeError: this rank's object is not plain data, and the variable is not set;
+        TypeError: this rank's object is not plain data and `TFDIST_OBJECTS` is not set,
             or it cannot be pickled.
-        ValueError: it is too large, or `hvd.init()` was not called; a pickled object
-            cannot be loaded here.
-        tf.errors.AbortedError: a rank could not send its object, or load another one.
-        RuntimeError: in a `tf.function`.
+        ValueError: the object is too large, `hvd.init()` was not called, or a pickled
+            object cannot be loaded.
+        tf.errors.AbortedError: a rank could not send its object, or could not load an
+            object.
+        RuntimeError: called in a `tf.function`.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -193,6 +195,6 @@ def _check_place(function: str, session: Any) -> None:
         )
     if tf.inside_function():
         raise RuntimeError(
-            f"hvd.{function} cannot be called in a tf.function: objects are no "
+            f"hvd.{function} cannot be called in a tf.function: objects are not "
             "tensors. Call it outside, or use hvd.broadcast or hvd.allgather."
         )

@@ -1,4 +1,4 @@
-"""Gradients by the options of Horovod's tapes and optimizers, reduced by tfdist."""
+"""Reduces gradients with tfdist, by the options of Horovod's tapes and optimizers."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ class GradientOptions:
     """Options shared by Horovod's tapes and optimizers.
 
     Args:
-        compression: `Compression.none`, `Compression.fp16` or a class of the user's; a
-            name of tfdist's: None, "fp16" or "bf16".
+        compression: `Compression.none`, `Compression.fp16` or a custom class; or a
+            tfdist name: None, "fp16" or "bf16".
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average` or `Sum`.
-        gradient_predivide_factor: divides before the reduction, multiplies after it.
-        groups: which go together; None: by bytes.
-        process_set: the ranks over which gradients are reduced; on others they stay
-            those of the rank.
+        gradient_predivide_factor: gradients are divided by it before the reduction and
+            multiplied by it afterwards.
+        groups: gradients to reduce together; None: groups of a number of bytes.
+        process_set: the ranks over which gradients are reduced. Other ranks use their
+            own gradients.
         scale_local_gradients: whether gradients of local variables are divided by the
-            number of ranks, as those of the average are.
+            number of ranks, like averaged gradients.
 
     Raises:
-        ValueError: an option is out of range, they don't go together, or the process
-            set is not there yet, or not any more.
-        NotImplementedError: Adasum.
-        TypeError: `compression` or `process_set` is none.
+        ValueError: an option is out of range, options contradict each other, or the
+            process set does not exist yet or was removed.
+        NotImplementedError: Adasum is requested.
+        TypeError: `compression` or `process_set` has an unsupported type.
     """
 
     compression: Any
@@ -68,7 +69,7 @@ class GradientOptions:
         own(self.process_set)
 
     def has_own_methods(self) -> bool:
-        """Whether the compression is a class whose methods have to be called."""
+        """Returns whether the compression is a class with its own methods."""
         try:
             wire_name(self.compression)
         except LookupError:
@@ -76,7 +77,7 @@ class GradientOptions:
         return False
 
     def of_tfdist(self, local: Sequence[Any] = ()) -> ReduceOptions:
-        """The same in tfdist's terms; a compression of the user's own is left out.
+        """Returns tfdist's options; a custom compression is left out.
 
         Args:
             local: variables and layers whose gradients are not reduced.
@@ -100,18 +101,18 @@ class GradientOptions:
         *,
         generic_names: bool = False,
     ) -> list[Any]:
-        """The gradients of all ranks.
+        """Returns the gradients of all ranks.
 
         Args:
-            grads: one for each source: tensor, `tf.IndexedSlices` or None.
-            sources: variables, or tensors.
+            grads: a tensor, `tf.IndexedSlices` or None for each source.
+            sources: variables or tensors.
             local: variables and layers whose gradients are not reduced.
-            generic_names: whether the ranks may have other names for the variables:
-                then their places in the list count.
+            generic_names: whether the variables may have different names on the ranks;
+                variables are then matched by their position in the list.
 
         Returns:
-            The reduced gradients. One that is None here counts as zeros where another
-            rank has one.
+            The reduced gradients. A gradient that is None on this rank is treated as
+            zeros if another rank has a gradient for the same variable.
         """
         check_initialized()
         options = self.of_tfdist(local)
@@ -146,7 +147,7 @@ class GradientOptions:
     def _by_own_methods(
         self, grads: list[Any], variables: list[_Named], options: ReduceOptions
     ) -> list[Any]:
-        """With a compression that tfdist does not know: its methods around the op."""
+        """Reduces with a custom compression, whose methods are called around the op."""
         full: list[Any] = reduction.fill_missing(grads, variables, options)
         local = options.local_places(variables)
         for i, grad in enumerate(full):
@@ -155,7 +156,7 @@ class GradientOptions:
         return _with_local_factor(full, local, options)
 
     def _by_allreduce(self, grad: Any) -> Any:
-        """The gradient of a tensor, which no variable describes, or alone."""
+        """Reduces one gradient on its own, e.g. of a tensor instead of a variable."""
         factor = float(self.gradient_predivide_factor)
         return allreduce(
             grad,
@@ -168,7 +169,7 @@ class GradientOptions:
 
 
 def is_outside(options: ReduceOptions) -> bool:
-    """Whether this rank is not one of those that reduce."""
+    """Returns whether this rank is outside of the process set."""
     return options.process_set is not None and not options.process_set.included()
 
 
@@ -177,7 +178,7 @@ def gradients_of_this_rank(
 ) -> list[Any]:
     """Returns the gradients for a rank outside of the process set, as in Horovod.
 
-    They stay as they are; those of local variables are divided as within the set.
+    They are returned unchanged, except that those of local variables are divided.
     """
     return _with_local_factor(grads, options.local_places(variables), options)
 
@@ -193,12 +194,12 @@ def _with_local_factor(
 
 
 class _Named:
-    """A variable as the ranks describe it to each other.
+    """A variable's description, which the ranks compare.
 
     Args:
-        variable: of Keras or TensorFlow.
-        place: in the list of sources.
-        generic: whether it goes by its place, and not by its own name.
+        variable: a Keras or TensorFlow variable.
+        place: its position in the list of sources.
+        generic: whether to identify it by its position instead of its name.
     """
 
     def __init__(self, variable: Any, place: int, generic: bool) -> None:
@@ -215,5 +216,5 @@ class _Named:
         self.assign = variable.assign
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """The variable's value, as TensorFlow asks for it: the ranks compare it."""
+        """Returns the variable's value for TensorFlow; the ranks compare it."""
         return tf.convert_to_tensor(self.value, dtype, name=name)

@@ -10,16 +10,16 @@ from tfdist.horovod.tensorflow.functions import broadcast_variables
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all global variables of a graph those of one rank.
+    """Returns an operation that sets a graph's global variables to those of one rank.
 
     Args:
-        root_rank: the rank whose values are taken.
+        root_rank: rank whose values are sent.
 
     Returns:
-        The operation, to be run once after the variables were initialised.
+        The operation; run it once after the variables were initialised.
 
     Raises:
-        RuntimeError: in eager mode, which has no global variables.
+        RuntimeError: called in eager mode, which has no global variables.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -34,7 +34,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution, which "
             "has no global variables. Write hvd.broadcast_variables(model.weights + "
-            "optimizer.variables, root_rank=0) after the first step, or in fit "
+            "optimizer.variables, root_rank=0) after the first step. In fit, use "
             "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)] of "
             "horovod.keras."
         )
@@ -42,23 +42,23 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook:
-    """A session hook of TensorFlow 1: refused, with what to write instead.
+    """A session hook of TensorFlow 1, which tfdist does not support.
 
     Args:
-        root_rank: the rank whose values would be taken.
-        device: that of the operation.
+        root_rank: rank whose values would be sent.
+        device: device of the operation.
 
     Raises:
-        NotImplementedError: always.
+        NotImplementedError: always; the message names alternatives.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         raise NotImplementedError(
             f"BroadcastGlobalVariablesHook({root_rank!r}, device={device!r}) is a "
             "session hook of TensorFlow 1 (tf.estimator, MonitoredTrainingSession), "
-            "which tfdist does not serve. In a tf.compat.v1.Session run "
+            "which tfdist does not support. In a tf.compat.v1.Session, run "
             f"session.run(hvd.broadcast_global_variables({root_rank!r})) once after "
-            "the variables were initialised; in model.fit give "
+            "the variables were initialised. In model.fit, use "
             f"callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r})]"
             " of horovod.keras."
         )

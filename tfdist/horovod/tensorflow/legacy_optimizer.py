@@ -1,4 +1,4 @@
-"""An optimizer of TensorFlow 1 whose gradients are those of all ranks."""
+"""Wrapper for TensorFlow 1 optimizers that reduces their gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class LegacyDistributedOptimizer(_Optimizer):
-    """Wraps a `tf.compat.v1.train.Optimizer`; `DistributedOptimizer` makes it.
+    """Wraps a `tf.compat.v1.train.Optimizer`; created by `DistributedOptimizer`.
 
     Args:
-        optimizer: what applies the reduced gradients.
-        options: how they are reduced.
-        name: default "Distributed" and the class of `optimizer`.
-        use_locking: as of any optimizer of TensorFlow 1.
-        passes: how many gradients are added up before they are reduced and applied;
-            more than 1 in graphs only.
+        optimizer: optimizer that applies the reduced gradients.
+        options: options of the reduction.
+        name: default: "Distributed" followed by the class name of `optimizer`.
+        use_locking: as in other TensorFlow 1 optimizers.
+        passes: number of gradients to add up before they are reduced and applied;
+            values above 1 work only in graphs.
         average_passes: whether their sum is divided by `passes`.
 
     Raises:
@@ -46,8 +46,8 @@ class LegacyDistributedOptimizer(_Optimizer):
             )
         if passes > 1 and tf.executing_eagerly():
             raise ValueError(
-                "backward_passes_per_step > 1 with an optimizer of TensorFlow 1 is for "
-                "graphs. In eager mode use one of Keras."
+                "backward_passes_per_step > 1 with a TensorFlow 1 optimizer works only "
+                "in graphs. In eager mode, use a Keras optimizer."
             )
         name = name or f"Distributed{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
@@ -58,14 +58,14 @@ class LegacyDistributedOptimizer(_Optimizer):
         self._ends_step: Any = None  # whether this pass is the last of a step
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves the gradient of a variable to this rank; all ranks name the same."""
-        LocalVariables([var])  # TypeError unless it is one
+        """Makes a variable local; call it on all ranks with the same variables."""
+        LocalVariables([var])  # raises TypeError if `var` is not a variable
         self._local.append(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As of the wrapped optimizer, and reduced over all ranks.
+        """Computes gradients with the wrapped optimizer, reduced over all ranks.
 
-        With several passes the gradients are 0 in all but the last of them.
+        With several passes, the gradients are 0 in all passes but the last.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
@@ -75,7 +75,7 @@ class LegacyDistributedOptimizer(_Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """As of the wrapped optimizer; with several passes, in the last of them."""
+        """Applies gradients; with several passes, only in the last pass."""
         pairs = list(grads_and_vars)
         if self._ends_step is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
@@ -89,15 +89,15 @@ class LegacyDistributedOptimizer(_Optimizer):
         return tf.group(tf.cond(self._ends_step, apply, lambda: tf.constant(False)))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped optimizer."""
+        """Calls the method of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped optimizer."""
+        """Calls the method of the wrapped optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped optimizer."""
+        """Calls the method of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)
 
     def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -106,7 +106,7 @@ class LegacyDistributedOptimizer(_Optimizer):
     def _reduce_the_last(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Adds up in variables; reduces their sum in the last pass, then clears it."""
+        """Adds gradients to sums; the last pass reduces the sums and clears them."""
         places = [i for i, g in enumerate(grads) if g is not None]
         with tf.compat.v1.variable_scope(None, default_name=f"{self.get_name()}_sums"):
             sums = [_zeros_like(variables[i], f"sum{i}") for i in places]

@@ -1,7 +1,7 @@
-"""The operations that move tensors, and Horovod's other basic functions.
+"""Operations that exchange tensors, and Horovod's other basic functions.
 
-All of them work eagerly, in a `tf.function` and in a `tf.Graph` that a
-`tf.compat.v1.Session` runs.
+All operations work eagerly, in a `tf.function`, and in a `tf.Graph` for a
+`tf.compat.v1.Session`.
 """
 
 from __future__ import annotations
@@ -59,18 +59,17 @@ def allgather(
     Args:
         tensor: tensor, NumPy array or variable of shape `[n, ...]`; `n` may differ
             between the ranks and may be 0.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        process_set: the ranks that take part, which alone call it.
+        name: pairs the ranks' calls; default: the place in the traced function.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        Tensor of shape `[sum of n, ...]`. Its gradient is, as Horovod's, the mean over
-        the ranks of the gradients of this rank's rows; that of `tfdist.allgather` is
-        their sum.
+        Tensor of shape `[sum of n, ...]`. As in Horovod, its gradient is the mean over
+        the ranks of the gradients of this rank's rows; `tfdist.allgather` uses the sum.
 
     Raises:
-        tf.errors.FailedPreconditionError: dtypes or the shapes of a row differ between
-            the ranks, on every rank.
+        tf.errors.FailedPreconditionError: dtypes or row shapes differ between the
+            ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -90,10 +89,10 @@ def _allgather(
 
 
 def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Tensor:
-    """The tensor to send, where tfdist sums the ranks' gradients and Horovod averages.
+    """Returns a tensor whose gathered or broadcast gradient is averaged.
 
-    That is, `_allgather_grad` and `_broadcast_grad` of horovod/tensorflow/mpi_ops.py
-    reduce with `op=Average`.
+    tfdist sums the ranks' gradients; Horovod averages them: `_allgather_grad` and
+    `_broadcast_grad` of horovod/tensorflow/mpi_ops.py reduce with `op=Average`.
     """
     return scale_gradient(tensor, 1 / size_of(members))
 
@@ -104,19 +103,19 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """`allgather` of every tensor of a list.
+    """Calls `allgather` for every tensor of a list.
 
     Args:
-        tensors: as in `allgather`; as many on every rank.
-        name: pairs the calls of the ranks.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        process_set: the ranks that take part, which alone call it.
+        tensors: as in `allgather`; the same number on every rank.
+        name: pairs the ranks' calls.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The gathered tensors, in the order of `tensors`; gradients as of `allgather`.
+        The gathered tensors, in the order of `tensors`; gradients as in `allgather`.
 
     Raises:
-        tf.errors.FailedPreconditionError: as `allgather`.
+        tf.errors.FailedPreconditionError: as in `allgather`.
     """
     base = scoped(name, ignore_name_scope)
     members = own(process_set)
@@ -133,24 +132,23 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> tf.Tensor:
-    """Gives every rank the value that `tensor` has on rank `root_rank`.
+    """Returns the value that `tensor` has on rank `root_rank`, on every rank.
 
     Args:
         tensor: tensor, NumPy array or variable, of the same shape on every rank.
-        root_rank: the rank of the job whose value is taken.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        process_set: the ranks that take part, which alone call it.
+        root_rank: rank (of the job) whose value is sent.
+        name: pairs the ranks' calls; default: the place in the traced function.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        Tensor like `tensor`. The root's gradient is, as Horovod's, the mean of all
-        ranks' gradients (that of `tfdist.broadcast` is their sum); that of the others
-        is 0.
+        Tensor like `tensor`. As in Horovod, the root's gradient is the mean of all
+        ranks' gradients (`tfdist.broadcast` uses their sum); on other ranks it is 0.
 
     Raises:
         tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
-            ranks, on every rank.
-        tf.errors.InvalidArgumentError: there is no such rank.
+            ranks; raised on every rank.
+        tf.errors.InvalidArgumentError: the rank does not exist.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -173,20 +171,21 @@ def broadcast_(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gives variables the values that they have on rank `root_rank`.
+    """Sets variables to their values on rank `root_rank`.
 
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.
-        root_rank: the rank of the job whose values are taken.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        process_set: the ranks that take part, which alone call it.
+        root_rank: rank (of the job) whose values are sent.
+        name: pairs the ranks' calls; default: the place in the traced function.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The values, in the order of `variables`; in a graph those after the assignment.
+        The values, in the order of `variables`; in a graph, the values after the
+        assignment.
 
     Raises:
         tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
-            ranks, on every rank.
+            ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -217,25 +216,26 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> Any:
-    """Sends a part of the own rows to each rank, and gets a part from each.
+    """Sends part of this rank's rows to each rank, and receives rows from each rank.
 
     Args:
         tensor: tensor, NumPy array or variable of shape `[rows, ...]`.
         splits: how many consecutive rows go to each rank: integers >= 0 that sum to
             `rows`. Default: equal parts.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        process_set: the ranks that take part, which alone call it.
+        name: pairs the ranks' calls; default: the place in the traced function.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The rows that came from rank 0, from rank 1 and so on. If `splits` is given, a
-        tuple of these and of how many came from each rank, int32 of shape `[size]`.
+        The rows received from rank 0, from rank 1 and so on. If `splits` is given, a
+        tuple of these rows and the number of rows received from each rank (int32 of
+        shape `[size]`).
 
     Raises:
-        tf.errors.InvalidArgumentError: `splits` do not fit to the tensor, or without
-            them it can't be cut into equal parts.
-        tf.errors.FailedPreconditionError: dtypes or the shapes of a row differ between
-            the ranks, on every rank.
+        tf.errors.InvalidArgumentError: `splits` do not fit the tensor, or without
+            `splits` it cannot be cut into equal parts.
+        tf.errors.FailedPreconditionError: dtypes or row shapes differ between the
+            ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -258,19 +258,20 @@ def alltoall(
 
 
 def join() -> tf.Tensor:
-    """Says that this rank has no more data; returns when every rank has said so.
+    """Signals that this rank has no more data; returns when every rank has done so.
 
-    Until then it takes part in what the others call, with zeros, and an average is over
-    the ranks that call it; also in allgather, alltoall and reducescatter, without rows.
+    Until then, this rank takes part in the other ranks' operations, with zeros, or
+    without rows in allgather, alltoall and reducescatter. An average is over the ranks
+    that call it.
 
     Returns:
-        int32 scalar, the same on all ranks: a rank that has called everything itself,
-        whose state the others should get (`hvd.broadcast_variables`).
+        int32 scalar, the same on all ranks: a rank that has called every operation
+        itself. The other ranks should receive its state (`hvd.broadcast_variables`).
 
     Raises:
         tf.errors.FailedPreconditionError: a rank that has joined is the root of a
-            broadcast; on every rank.
-        RuntimeError: in a graph.
+            broadcast; raised on every rank.
+        RuntimeError: called in a graph.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd

@@ -1,4 +1,4 @@
-"""DistributedOptimizer for the optimizers of Keras and of TensorFlow 1."""
+"""DistributedOptimizer for Keras and TensorFlow 1 optimizers."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer whose gradients are reduced over all ranks before they are applied.
+    """Returns an optimizer that reduces gradients over all ranks and then applies them.
 
     Args:
-        optimizer: of Keras 3 (then this is
+        optimizer: a Keras 3 optimizer (then this function is
             `horovod.tensorflow.keras.DistributedOptimizer`, with all options), or a
             `tf.compat.v1.train.Optimizer`.
-        name: of the optimizer.
-        use_locking: of the optimizer of TensorFlow 1; must be False for Keras's.
-        device_dense: has no meaning here; a warning says so.
-        device_sparse: likewise.
-        compression: `Compression.none` (default), `Compression.fp16`, also "bf16";
-            around an optimizer of TensorFlow 1 also a class of your own, with which all
-            gradients are reduced as dense tensors.
+        name: name of the optimizer.
+        use_locking: for TensorFlow 1 optimizers; must be False for Keras optimizers.
+        device_dense: ignored, with a warning.
+        device_sparse: ignored, with a warning.
+        compression: `Compression.none` (default), `Compression.fp16` or "bf16"; for a
+            TensorFlow 1 optimizer, also a custom class, with which all gradients are
+            reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
-        backward_passes_per_step: how many gradients are added up before they are
-            reduced and applied. In TensorFlow 1 for graphs only.
+        backward_passes_per_step: number of gradients to add up before they are reduced
+            and applied. With TensorFlow 1 optimizers, only in graphs.
         op: `Average` (default) or `Sum`.
-        gradient_predivide_factor: divides gradients before the reduction and multiplies
-            them after it; for `Average` only.
-        average_aggregated_gradients: whether what was added up is divided by
+        gradient_predivide_factor: gradients are divided by it before the reduction and
+            multiplied by it afterwards; only with `Average`.
+        average_aggregated_gradients: whether the sum of gradients is divided by
             `backward_passes_per_step`.
-        num_groups: deprecated: `groups`.
-        groups: how many operations the gradients go in, or lists of variables that go
-            together.
-        process_set: the ranks over which gradients are reduced. On other ranks they
-            stay those of the rank.
+        num_groups: deprecated; use `groups`.
+        groups: number of operations that reduce the gradients, or lists of variables
+            whose gradients are reduced together.
+        process_set: the ranks over which gradients are reduced. Other ranks use their
+            own gradients.
         scale_local_gradients: whether gradients of local variables
             (`register_local_var`) are divided by the number of ranks.
 
@@ -67,8 +67,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         The optimizer.
 
     Raises:
-        ValueError: `optimizer` is neither, or options don't go together.
-        NotImplementedError: Adasum.
+        ValueError: `optimizer` is not a supported optimizer, or options contradict each
+            other.
+        NotImplementedError: Adasum is requested.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -106,8 +107,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     if use_locking:
         raise ValueError(
-            "use_locking=True is for the optimizers of TensorFlow 1; those of Keras "
-            "have no such option. Leave it out."
+            "use_locking=True is for TensorFlow 1 optimizers; Keras optimizers have no "
+            "such option. Leave it out."
         )
     from tfdist.horovod._keras.optimizer import DistributedOptimizer as of_keras
 

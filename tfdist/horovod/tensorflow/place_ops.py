@@ -1,4 +1,4 @@
-"""Who this process is, as operations that answer when they run."""
+"""Operations that return this process's rank and sizes when they run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import tfdist
 from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.horovod.common.basics import basics
 
-# Answers of process_set_included_op that are no answer.
+# Results of process_set_included_op that stand for an error.
 _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """The rank when the operation runs, int32; `name` is that of the operation."""
+    """Returns the rank at the time the operation runs, int32; `name` names the op."""
     return _place(0, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks when the operation runs, int32.
+    """Returns the number of ranks at the time the operation runs, int32.
 
     Args:
-        process_set_id: of a process set that there is now; 0: of the job.
-        name: of the operation.
+        process_set_id: id of an existing process set; 0: all ranks of the job.
+        name: name of the operation.
 
     Raises:
-        ValueError: there is no such process set.
+        ValueError: the process set does not exist.
     """
     if process_set_id == 0:
         return _place(1, name)
@@ -39,26 +39,26 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """The local rank when the operation runs, int32; `name` is the operation's."""
+    """Returns the local rank when the operation runs, int32; `name` names the op."""
     return _place(2, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The local size when the operation runs, int32; `name` is the operation's."""
+    """Returns the local size when the operation runs, int32; `name` names the op."""
     return _place(3, name)
 
 
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
-    """Whether this rank is in a process set when the operation runs.
+    """Returns whether this rank is in a process set at the time the operation runs.
 
     Args:
-        process_set_id: of the set; 0: all ranks.
-        name: of the operation.
+        process_set_id: id of the process set; 0: all ranks.
+        name: name of the operation.
 
     Returns:
-        int32 scalar: 1 or 0; -1 before `hvd.init()`, -3 when there is no such set.
+        int32 scalar: 1 or 0; -1 before `hvd.init()`, -3 if the set does not exist.
     """
 
     def included() -> Any:
@@ -77,7 +77,7 @@ def _included(process_set_id: int) -> int:
 
 
 def _place(index: int, name: str | None) -> tf.Tensor:
-    """One of the six numbers of this rank, when the graph runs."""
+    """Returns one of this rank's six numbers when the graph runs."""
     if tf.executing_eagerly():
-        basics.size()  # ValueError before init
+        basics.size()  # raises ValueError before init
     return tf.gather(ops().tfdist_topology(), index, name=name)

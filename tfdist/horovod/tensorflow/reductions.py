@@ -1,4 +1,4 @@
-"""allreduce, reducescatter and their grouped forms."""
+"""allreduce, reducescatter and their grouped versions."""
 
 from __future__ import annotations
 
@@ -41,38 +41,39 @@ def allreduce(
     process_set: Any = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduces a tensor over all ranks; every rank gets the same bits.
+    """Reduces a tensor over all ranks; every rank receives the same bits.
 
     Args:
-        tensor: tensor, NumPy array, variable, or `tf.IndexedSlices`, of which the rows
-            of all ranks are gathered and those of equal index added.
-        average: deprecated: True is `op=Average`, False `op=Sum`.
-        device_dense: device for the operation of a dense tensor, default TensorFlow's
+        tensor: tensor, NumPy array, variable or `tf.IndexedSlices`. The rows of
+            `tf.IndexedSlices` are gathered from all ranks, and rows with equal indices
+            are added.
+        average: deprecated; True: `op=Average`, False: `op=Sum`.
+        device_dense: device for the operation on a dense tensor; default: TensorFlow's
             choice. The reduction itself runs on the CPU.
         device_sparse: the same for `tf.IndexedSlices`.
-        compression: `Compression.none` (default), `Compression.fp16`, or a class of
-            your own. Not used for `tf.IndexedSlices`.
+        compression: `Compression.none` (default), `Compression.fp16` or a custom class.
+            Not used for `tf.IndexedSlices`.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
-        prescale_factor: factor before the reduction; integers are multiplied in
-            float64 and cut towards zero.
-        postscale_factor: factor after it.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        process_set: the ranks that take part, which alone call it.
-        ignore_name_scope: whether name scopes of TensorFlow around the call are left
-            out of `name`. Default names have none.
+        prescale_factor: factor applied before the reduction; integers are multiplied in
+            float64 and truncated towards zero.
+        postscale_factor: factor applied after the reduction.
+        name: pairs the ranks' calls; default: the place in the traced function.
+        process_set: the ranks that take part; only these ranks call the function.
+        ignore_name_scope: whether surrounding TensorFlow name scopes are left out of
+            `name`. Default names do not include them.
 
     Returns:
-        Tensor like `tensor`, or `tf.IndexedSlices` that have every index once. The
-        average of integer `tf.IndexedSlices` is of floating-point numbers (float64, of
-        8 and 16 bits float32), that of integer tensors is cut towards zero.
+        Tensor like `tensor`, or `tf.IndexedSlices` with every index once. An average of
+        integer tensors is truncated towards zero. The average of integer
+        `tf.IndexedSlices` is floating-point: float32 for 8 and 16 bits, else float64.
 
     Raises:
-        ValueError: `op` and `average` are given, or `op` is no reduction.
-        TypeError: `compression` is none.
-        NotImplementedError: Adasum, or `tf.IndexedSlices` with another reduction than
-            `Sum` and `Average`, or with a factor other than 1.
+        ValueError: both `op` and `average` are given, or `op` is not a reduction.
+        TypeError: `compression` is not a compression.
+        NotImplementedError: Adasum is requested; or `tf.IndexedSlices` with a reduction
+            other than `Sum` and `Average`, or with a factor other than 1.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
-            ranks (on every rank), or `hvd.init()` was not called.
+            ranks (raised on every rank), or `hvd.init()` was not called.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -124,12 +125,12 @@ def _allreduce_rows(
     if op not in (tfdist.ReduceOp.SUM, tfdist.ReduceOp.AVERAGE):
         raise NotImplementedError(
             f"Expected op=hvd.Sum or hvd.Average for tf.IndexedSlices, got {op.name}. "
-            "Make it dense first: tf.convert_to_tensor(value)."
+            "Convert it to a dense tensor first: tf.convert_to_tensor(value)."
         )
     base = name or operation_name("allreduce_rows", None, process_set=id_of(members))
     options = ReduceOptions(op, process_set=members)
     if op is tfdist.ReduceOp.AVERAGE and slices.values.dtype.is_integer:
-        # Horovod divides with `/`, which makes floating-point numbers of integers.
+        # Horovod divides with `/`, which converts integers to floating point.
         values = slices.values / tf.ones([], slices.values.dtype)
         slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
     return reduce_rows(slices, options, base)
@@ -158,28 +159,28 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces a list of tensors, in few operations instead of one for each.
+    """Reduces a list of tensors, in few operations instead of one per tensor.
 
     Args:
         tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
-        average: as there, and so the others.
-        device_dense: device for the operations of the dense tensors.
-        device_sparse: device for those of `tf.IndexedSlices`.
-        compression: for the dense tensors.
+        average: as in `allreduce`.
+        device_dense: device for the operations on dense tensors.
+        device_sparse: device for the operations on `tf.IndexedSlices`.
+        compression: compression of the dense tensors.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after it.
-        process_set: the ranks that take part, which alone call it.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        name: pairs the calls of the ranks.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after the reduction.
+        process_set: the ranks that take part; only these ranks call the function.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        name: pairs the ranks' calls.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
 
     Raises:
-        ValueError: as `allreduce`.
-        NotImplementedError: as `allreduce`.
-        tf.errors.FailedPreconditionError: as `allreduce`.
+        ValueError: as in `allreduce`.
+        NotImplementedError: as in `allreduce`.
+        tf.errors.FailedPreconditionError: as in `allreduce`.
     """
     chosen = reduce_op(handle_average_backwards_compatibility(op, average))
     members = own(process_set)
@@ -211,7 +212,7 @@ def _grouped(
     name: str | None,
     members: tfdist.ProcessSet | None,
 ) -> list[tf.Tensor]:
-    """One call of tfdist for the tensors of equal factors."""
+    """Calls tfdist once for all tensors with the same factors."""
     ends: list[Any] = [None] * len(ready)
     factors = dict.fromkeys((one.prescale, one.postscale) for one in ready)
     for number, (before, after) in enumerate(factors):
@@ -244,31 +245,32 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks; each rank gets its part of the rows.
+    """Reduces a tensor over all ranks; each rank receives its part of the rows.
 
     Args:
         tensor: tensor, NumPy array or variable of shape `[rows, ...]`, the same on
-            every rank. The first `rows % size` ranks get one row more than the others.
+            every rank. The first `rows % size` ranks receive one row more.
         device_dense: device for the operation.
-        compression: as in `allreduce`, and so the others.
+        compression: as in `allreduce`.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
-        name: pairs the calls of the ranks.
-        process_set: the ranks that take part, which alone call it.
-        ignore_name_scope: whether name scopes around the call are left out of `name`.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after it.
+        name: pairs the ranks' calls.
+        process_set: the ranks that take part; only these ranks call the function.
+        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after the reduction.
 
     Returns:
-        The reduced rows of this rank. Gradients are Horovod's: those of all parts, one
-        after the other, for `Sum` times the number of ranks, for `Average` as they are.
-        `tfdist.reduce_scatter` has those divided by the number of ranks.
+        The reduced rows of this rank. As in Horovod, the gradient is the concatenation
+        of the gradients of all parts, for `Sum` multiplied by the number of ranks, for
+        `Average` unchanged. The gradient of `tfdist.reduce_scatter` is this gradient
+        divided by the number of ranks.
 
     Raises:
         tf.errors.InvalidArgumentError: the tensor is a scalar.
-        ValueError: `op` is no reduction.
-        NotImplementedError: Adasum.
+        ValueError: `op` is not a reduction.
+        NotImplementedError: Adasum is requested.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
-            ranks, on every rank.
+            ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -280,7 +282,7 @@ def reducescatter(
     members = own(process_set)
     check_methods(compression)
     with tf.device(device_dense):
-        # Horovod's gradient (_reducescatter_grad) is tfdist's times the size.
+        # Horovod's gradient (_reducescatter_grad) is tfdist's multiplied by the size.
         sent, context = compression.compress(scale_gradient(tensor, size_of(members)))
         if sent.shape.rank == 0:
             raise invalid(
@@ -302,25 +304,25 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of every tensor of a list.
+    """Calls `reducescatter` for every tensor of a list.
 
     Args:
-        tensors: as in `reducescatter`; as many on every rank.
-        device_dense: as there, and so the others.
-        compression: of what is sent.
+        tensors: as in `reducescatter`; the same number on every rank.
+        device_dense: as in `reducescatter`.
+        compression: compression of the sent data.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
-        process_set: the ranks that take part, which alone call it.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after it.
+        process_set: the ranks that take part; only these ranks call the function.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after the reduction.
 
     Returns:
-        The parts of this rank, in the order of `tensors`.
+        This rank's parts, in the order of `tensors`.
 
     Raises:
         tf.errors.InvalidArgumentError: a tensor is a scalar.
-        ValueError: as `reducescatter`.
-        NotImplementedError: as `reducescatter`.
-        tf.errors.FailedPreconditionError: as `reducescatter`.
+        ValueError: as in `reducescatter`.
+        NotImplementedError: as in `reducescatter`.
+        tf.errors.FailedPreconditionError: as in `reducescatter`.
     """
     return [
         reducescatter(

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalisation over the batches of all ranks."""
+"""SyncBatchNormalization: batch normalisation over the examples of all ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class _Kind(type):
 
 
 class SyncBatchNormalization(metaclass=_Kind):
-    """Makes a `keras.layers.BatchNormalization` over the batches of all ranks.
+    """Creates a `keras.layers.BatchNormalization` over the batches of all ranks.
 
-    The mean and variance are those of all ranks' examples, also where the ranks have
-    different numbers of them. The layer is saved as Keras's own and loads without
-    tfdist; `isinstance(layer, hvd.SyncBatchNormalization)` holds.
+    The mean and variance are computed over the examples of all ranks, which may have
+    different numbers of examples. The layer is saved as Keras's own class and loads
+    without tfdist; `isinstance(layer, hvd.SyncBatchNormalization)` is True.
 
     Args:
-        fused: False: Keras 3 has no fused layer to choose.
-        **kwargs: of `keras.layers.BatchNormalization`.
+        fused: must be False: Keras 3 has no fused layer.
+        **kwargs: arguments of `keras.layers.BatchNormalization`.
 
     Raises:
         ValueError: `fused` is not False, or an argument is out of range.
-        TypeError: Keras's layer does not take an argument.
+        TypeError: Keras's layer does not accept an argument.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -44,7 +44,7 @@ class SyncBatchNormalization(metaclass=_Kind):
 
     def __init_subclass__(cls) -> None:
         raise TypeError(
-            "hvd.SyncBatchNormalization cannot be subclassed: it makes a layer of "
+            "hvd.SyncBatchNormalization cannot be subclassed: it creates a layer of "
             "Keras's class. Subclass keras.layers.BatchNormalization, without call and "
             "_moments, and convert the layer: "
             "tfdist.layers.synchronize_batch_normalization(layer)."

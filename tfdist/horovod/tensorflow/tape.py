@@ -22,19 +22,19 @@ from tfdist.horovod.tensorflow.gradients import GradientOptions
 
 
 class _Reducing:
-    """Mixin before the class of a tape: its `gradient` is that of all ranks."""
+    """Mixin for a tape class; `gradient` returns the gradient of all ranks."""
 
     _hvd_options: GradientOptions
     _hvd_local: list[Any]
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradient of a variable, or of a layer's, to this rank.
+        """Makes a variable, or all variables of a layer, local to each rank.
 
-        It is divided by the number of ranks, as all gradients of an average are, unless
-        the tape was made with `scale_local_gradients=False`. Every rank registers the
-        same ones.
+        A local gradient is not reduced. It is divided by the number of ranks, like an
+        averaged gradient, unless the tape was created with
+        `scale_local_gradients=False`. Every rank must register the same sources.
         """
-        LocalVariables([source])  # TypeError unless it is one
+        LocalVariables([source])  # raises TypeError for other types
         self._hvd_local.append(source)
 
     @tf.autograph.experimental.do_not_convert
@@ -47,23 +47,24 @@ class _Reducing:
         *,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradient of `target`, reduced over all ranks; every rank calls it.
+        """Returns the gradient of `target` over all ranks; every rank calls it.
 
         Args:
             target: the tensor or structure of tensors to differentiate.
-            sources: Keras or TensorFlow variables, or tensors; or a structure of them.
-            output_gradients: one gradient for each target; default ones.
-            use_generic_names: whether the variables may have other names on other
-                ranks: then their places in the list count.
-            unconnected_gradients: what a source gets that no rank's target depends on.
+            sources: Keras or TensorFlow variables, tensors, or a structure of these.
+            output_gradients: a gradient for each target; default: ones.
+            use_generic_names: whether the variables may have different names on the
+                ranks; variables are then matched by their position in the list.
+            unconnected_gradients: result for a source that affects no rank's target.
 
         Returns:
-            The gradients in the structure of `sources`. Of a table, unless the tape was
-            made with `sparse_as_dense`, `tf.IndexedSlices` with every index once.
+            The gradients in the structure of `sources`. The gradient of an embedding
+            table is a `tf.IndexedSlices` with every index once, unless the tape was
+            created with `sparse_as_dense`.
 
         Raises:
-            tf.errors.FailedPreconditionError: the ranks' variables differ, on every
-                rank.
+            tf.errors.FailedPreconditionError: the ranks' variables differ; raised on
+                every rank.
         """
         flat = tf.nest.flatten(sources)
         local = super().gradient(  # type: ignore[misc]
@@ -89,16 +90,17 @@ class _Reducing:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[Any], list[Any]]:
-        """As `gradient`, in two lists of pairs of source and gradient.
+        """Calls `gradient` and splits the result into local and reduced gradients.
 
         Args:
-            target: as there.
+            target: as in `gradient`.
             sources: a list of variables.
-            output_gradients: as there.
-            use_generic_names: as there.
+            output_gradients: as in `gradient`.
+            use_generic_names: as in `gradient`.
 
         Returns:
-            The pairs of the local sources (`register_local_source`), and of the others.
+            Two lists of (source, gradient) pairs: of the local sources
+            (`register_local_source`), and of the other sources.
         """
         listed = list(sources)
         found = self.gradient(target, listed, output_gradients, use_generic_names)
@@ -110,15 +112,15 @@ class _Reducing:
         )
 
     def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not reduced, so refused."""
+        """Raises an error: Jacobians are not reduced."""
         raise NotImplementedError(
             "A DistributedGradientTape reduces gradients, not Jacobians. Call "
-            "jacobian() of the tape that was wrapped, and hvd.allreduce of what you "
+            "jacobian() of the wrapped tape, and hvd.allreduce for the values that you "
             "need."
         )
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not reduced, so refused."""
+        """Raises an error: Jacobians are not reduced."""
         self.jacobian()
 
 
@@ -135,35 +137,36 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape whose `gradient` is reduced over all ranks.
+    """Returns a tape whose `gradient` is reduced over all ranks.
 
     Args:
-        gradtape: a tape that has recorded the loss, or will. What comes out shares its
-            record, which only a persistent tape gives the gradients of twice.
-        device_dense: has no meaning here; a warning says so.
-        device_sparse: likewise.
-        compression: `Compression.none` (default), `Compression.fp16`, also "bf16"; or a
-            class of your own, with which all gradients are reduced as dense tensors.
+        gradtape: a tape, before or after it records the loss. The result shares its
+            recording; to compute gradients twice, the tape must be persistent.
+        device_dense: ignored, with a warning.
+        device_sparse: ignored, with a warning.
+        compression: `Compression.none` (default), `Compression.fp16` or "bf16"; or a
+            custom class, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average` (default) or `Sum`.
-        gradient_predivide_factor: divides gradients before the reduction and multiplies
-            them after it; for `Average` only.
-        num_groups: deprecated: `groups`.
-        groups: how many operations the gradients go in, or lists of variables that go
-            together. Default: cut by bytes, as they become ready.
-        process_set: the ranks over which gradients are reduced. On other ranks they
-            stay those of the rank (those of local sources are divided all the same).
+        gradient_predivide_factor: gradients are divided by it before the reduction and
+            multiplied by it afterwards; only with `Average`.
+        num_groups: deprecated; use `groups`.
+        groups: number of operations that reduce the gradients, or lists of variables
+            whose gradients are reduced together. Default: groups of a number of bytes,
+            in the order in which gradients become ready.
+        process_set: the ranks over which gradients are reduced. Other ranks use their
+            own gradients (gradients of local sources are still divided).
         scale_local_gradients: whether gradients of local sources are divided by the
-            number of ranks; with `Sum` there is nothing to divide.
+            number of ranks; has no effect with `Sum`.
 
     Returns:
         A tape of the class of `gradtape`, with `register_local_source` and
         `get_local_and_global_gradients`.
 
     Raises:
-        TypeError: `gradtape` is no `tf.GradientTape`.
-        ValueError: it is wrapped already, or an option is out of range.
-        NotImplementedError: Adasum.
+        TypeError: `gradtape` is not a `tf.GradientTape`.
+        ValueError: the tape is already wrapped, or an option is out of range.
+        NotImplementedError: Adasum is requested.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -179,7 +182,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         raise TypeError(f"Expected a tf.GradientTape, got {gradtape!r}.")
     if isinstance(gradtape, _Reducing):
         raise ValueError(
-            "The tape is wrapped already: its gradients would be reduced "
+            "The tape is already wrapped: its gradients would be reduced "
             "twice. Wrap it once."
         )
     warn_unused_device("device_dense", device_dense)
@@ -196,7 +199,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     tape: Any = copy.copy(gradtape)
     own_class: Any = type(gradtape)
     tape.__class__ = _reducing_class(own_class)
-    tape._recording = False  # who wraps it while it records, ends the recording itself
+    tape._recording = False  # if wrapped while recording, the caller stops it
     tape._hvd_options, tape._hvd_local = options, []
     return tape
 
@@ -205,20 +208,23 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     *, local_layers: Any, **options: Any
 ) -> Any:
-    """As `DistributedGradientTape`, without the variables of some layers.
+    """Creates a `DistributedGradientTape` whose local layers are not reduced.
 
     Args:
-        local_layers: a layer or a list of layers, the same ones on all ranks, whose
-            gradients stay those of the rank; also variables that they make later.
-        **options: as there, in this order: `local_layers` is the last but one.
+        local_layers: a layer or a list of layers, the same on all ranks, whose
+            gradients are not reduced. Variables that the layers create later are
+            included.
+        **options: the arguments of `DistributedGradientTape`, in the same order;
+            `local_layers` is the last but one.
 
     Returns:
         The tape.
 
     Raises:
-        ValueError: something in `local_layers` is no layer; and as there.
-        TypeError: as there.
-        NotImplementedError: as there.
+        ValueError: an entry of `local_layers` is not a layer, or as in
+            `DistributedGradientTape`.
+        TypeError: as in `DistributedGradientTape`.
+        NotImplementedError: as in `DistributedGradientTape`.
     """
     layers = layers_of(local_layers)
     tape = DistributedGradientTape(**options)

@@ -6,5 +6,5 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations run at once."""
+    """Returns whether operations run eagerly."""
     return bool(tf.executing_eagerly())

@@ -1,4 +1,4 @@
-"""Functions that run beside the program."""
+"""Runs functions in threads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls a function in a thread of its own.
+    """Calls a function in a separate thread.
 
     Args:
         target: the function.
         args: its arguments.
-        name: of the thread.
-        daemon: whether the program may end without it.
-        silent: whether what the function raises is kept out of stderr; it is logged
-            at the level debug.
+        name: name of the thread.
+        daemon: whether the program may end before the thread.
+        silent: whether exceptions of the function are logged at debug level instead of
+            being printed to stderr.
 
     Returns:
-        The thread, started.
+        The started thread.
 
     Raises:
-        ValueError: `args` is no tuple.
+        ValueError: `args` is not a tuple.
 
     Example:
         >>> from tfdist.horovod.runner.util.threads import in_thread

@@ -1,4 +1,4 @@
-"""`horovod.tensorflow.keras`: its names, over tfdist.
+"""`horovod.tensorflow.keras`: Horovod's names, implemented with tfdist.
 
 Example:
     >>> import keras
@@ -64,19 +64,21 @@ def allreduce(
     """Reduces a number, array or tensor over all ranks.
 
     Args:
-        value: of the same shape on all ranks.
-        name: identifies the operation across ranks; default: its place in the program.
-        average: deprecated: True: `op=Average`, False: `op=Sum`.
-        prescale_factor: factor before the sum.
-        postscale_factor: factor after it.
+        value: number, array or tensor of the same shape on all ranks.
+        name: identifies the operation across ranks; default: the place of the call in
+            the program.
+        average: deprecated; True: `op=Average`, False: `op=Sum`.
+        prescale_factor: factor applied before the sum.
+        postscale_factor: factor applied after the sum.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
         compression: `Compression.none` or `Compression.fp16`.
 
     Returns:
-        Tensor of the shape and type of `value`.
+        Tensor with the shape and dtype of `value`.
 
     Raises:
-        tf.errors.FailedPreconditionError: shapes, types or ops differ; on every rank.
+        tf.errors.FailedPreconditionError: shapes, dtypes or ops differ between the
+            ranks; raised on every rank.
     """
     return _of_tensors.allreduce(
         tf.convert_to_tensor(value),
@@ -90,50 +92,51 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """The values of all ranks, one after the other along the first dimension.
+    """Concatenates the values of all ranks along the first dimension.
 
     Args:
         value: number, array or tensor; the first dimension may differ between ranks.
-        name: as of `allreduce`.
+        name: see `allreduce`.
 
     Returns:
         Tensor with the rows of all ranks.
 
     Raises:
-        tf.errors.FailedPreconditionError: types or other dimensions differ.
+        tf.errors.FailedPreconditionError: dtypes or other dimensions differ.
     """
     return _of_tensors.allgather(tf.convert_to_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """The value of one rank, on all.
+    """Broadcasts the value of one rank to all ranks.
 
     Args:
         value: number, array or tensor, of the same shape on all ranks.
-        root_rank: whose value it is.
-        name: as of `allreduce`.
+        root_rank: rank whose value is sent.
+        name: see `allreduce`.
 
     Returns:
-        Tensor of the shape and type of `value`.
+        Tensor with the shape and dtype of `value`.
 
     Raises:
-        tf.errors.FailedPreconditionError: shapes, types or roots differ.
+        tf.errors.FailedPreconditionError: shapes, dtypes or roots differ.
     """
     return _of_tensors.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
-    """Reduces over all ranks, and gives each some of the rows.
+    """Reduces a tensor over all ranks; each rank receives some of the rows.
 
     Args:
         value: array or tensor of the same shape on all ranks, not a scalar.
-        name: as of `allreduce`.
+        name: see `allreduce`.
         op: `Average` or `Sum`.
 
     Returns:
-        This rank's rows; the first ranks have one more where they do not divide.
+        This rank's rows. If the rows cannot be divided evenly, the first ranks have one
+        row more.
 
     Raises:
-        tf.errors.FailedPreconditionError: shapes, types or ops differ.
+        tf.errors.FailedPreconditionError: shapes, dtypes or ops differ.
     """
     return _of_tensors.reducescatter(tf.convert_to_tensor(value), op=op, name=name)

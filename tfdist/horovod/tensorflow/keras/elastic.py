@@ -1,4 +1,4 @@
-"""Horovod's elastic names for Keras, in a world of fixed size."""
+"""Horovod's elastic names for Keras, for a fixed number of ranks."""
 
 from tfdist.horovod._keras.elastic import (
     CommitStateCallback,

@@ -1,4 +1,4 @@
-"""Who this process is, before `hvd.init()`."""
+"""Rank and size of this process, before `hvd.init()`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["get_env_rank_and_size"]
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of all, as its launcher tells them.
+    """Returns this process's rank and the number of ranks, as set by its launcher.
 
-    Of HOROVOD_RANK and HOROVOD_SIZE where both are set, else what `hvd.init()` would
-    find: variables of tfdistrun, mpirun, srun.
+    Uses HOROVOD_RANK and HOROVOD_SIZE if both are set; otherwise the variables that
+    `hvd.init()` would use, of tfdistrun, mpirun or srun.
 
     Returns:
         Rank and size; 0 and 1 without a launcher.
 
     Raises:
-        ValueError: HOROVOD_RANK or HOROVOD_SIZE is no number.
-        tfdist.core.native.CoreError: a variable of another launcher is malformed, or
-            two of them contradict each other.
+        ValueError: HOROVOD_RANK or HOROVOD_SIZE is not a number.
+        tfdist.core.native.CoreError: a variable of a different launcher is malformed,
+            or variables contradict each other.
 
     Example:
         >>> from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
