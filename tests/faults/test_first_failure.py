@@ -99,7 +99,7 @@ def test_the_rank_at_fault_is_named_whoever_ends_first(tmp_path, others):
     # The log files hold the lines that were not shown.
     for rank, _ in said:
         log = next(tmp_path.glob(f"tfdist-logs/*/rank-{rank}.log")).read_text()
-        assert "tfdistrun: the whole traceback:\nTraceback" in log
+        assert "tfdistrun: the full traceback:\nTraceback" in log
         how = others[int(rank) - 1]
         # Who only waited heard of it from rank 1, which names rank 0 all the same.
         named = r"rank 0 \(host .*\) failed" if how == "waits" else "failed on rank 0"

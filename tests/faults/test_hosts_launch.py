@@ -551,7 +551,7 @@ def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(
     assert len(marked(marker)) == before
     done = finish(process, 40.0)
     assert done.code == 255
-    assert "host-b was lost: nothing came from it for 30 s" in done.report[0]
+    assert "host-b was lost: nothing was received from it for 30 s" in done.report[0]
     until(lambda: not marked(marker), GONE_S)
 
 
@@ -608,7 +608,7 @@ def ssh_script(tmp_path, text):
             "No module named",
             "install the same tfdist on that host",
         ),
-        ("exec cat /dev/zero", "what came from it is not of tfdist", ""),
+        ("exec cat /dev/zero", "it sent data that is not from tfdist", ""),
         (
             'exec sh -c "$2" < /dev/null',
             "tfdist agent: nothing can be read from its standard input",

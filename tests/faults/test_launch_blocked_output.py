@@ -130,7 +130,7 @@ def test_standard_output_that_takes_nothing_ends_the_job_and_says_so(tmp_path, m
             timeout=30,
         )
     assert done.returncode != 0
-    assert "nothing can be written any more: [Errno 28] No space left" in done.stderr
+    assert "its output cannot be written: [Errno 28] No space left" in done.stderr
     assert marked(marker) == []
 
 

@@ -81,7 +81,7 @@ def test_a_folder_that_another_job_writes_to_is_not_shared(tmp_path):
     (tmp_path / "end").touch()
     assert finish(first).code == 0
     assert second.code == 2
-    says = "another tfdistrun that is running writes its output to logs; choose another"
+    says = "another running tfdistrun writes its output to logs; choose another"
     assert says in second.stderr
     assert (tmp_path / "logs/rank-0.log").read_text() == "first\n"
     assert run(tmp_path, *words, *shell("echo third")).code == 0  # it is free again
@@ -117,7 +117,7 @@ def test_inside_a_rank_of_another_job_it_refuses(tmp_path):
 
 
 USES_MEMORY = "memory = b'1' * (300 << 20)"
-ALONE = "2 processes ended without calling tfdist.init(): each ran on its own"
+ALONE = "2 processes ended without calling tfdist.init(): each ran independently"
 
 
 @deadline(40)

@@ -133,7 +133,7 @@ def test_a_binding_that_tfdistrun_has_not_leaves_ranks_unbound_and_says_so(given
         (note,) = made.notes
         plain = re.sub(r"(-[a-z-]+)=", r" \1 ", f" {given}").replace("  ", " ")
         words = [f"{flag} -{word}" for word in plain.split(" -")[1:]]
-        assert note.startswith(f"{', '.join(words)}: no rank is bound, since")
+        assert note.startswith(f"{', '.join(words)}: ranks are not bound, since")
         assert "tfdistrun --bind-to slice" in note
 
 
@@ -142,7 +142,8 @@ def test_the_words_of_both_flags_for_mpi_are_one_binding():
     made = translate(parsed(*flags))
     assert "--bind-to" not in made.words
     (note,) = made.notes
-    assert note.startswith(f"{', '.join(flags).replace('=-', ' -')}: no rank is bound")
+    given = ", ".join(flags).replace("=-", " -")
+    assert note.startswith(f"{given}: ranks are not bound")
 
 
 @pytest.mark.parametrize("hosts", [["-H", "a:2"], ["--hostfile", "hosts"]])

@@ -201,7 +201,7 @@ def test_who_forgets_it_is_told(tmp_path):
     (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd")
     done = run(tmp_path, "-np", "1", sys.executable, "train.py")
     assert done.code == 1
-    assert "hint: a program that was written for Horovod is started" in done.stderr
+    assert "hint: start a program that was written for Horovod" in done.stderr
     (tmp_path / "train.py").write_text("import horovod.torch as hvd")
     done = run(tmp_path, "--horovod", "-np", "1", "train.py")
     assert done.code == 1

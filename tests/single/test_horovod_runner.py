@@ -104,9 +104,7 @@ def test_it_has_to_be_asked_for(alone):
 
 def test_other_hosts_are_refused_before_anything_starts(alone):
     alone.setenv("TFDIST_OBJECTS", "pickle")
-    with pytest.raises(
-        NotImplementedError, match="only on this host, got far.invalid"
-    ):
+    with pytest.raises(NotImplementedError, match="only on this host, got far.invalid"):
         runner.run(print, np=2, hosts="localhost:1,far.invalid:1")
     with pytest.raises(ValueError, match="expected a number of slots"):
         runner.run(print, np=2, hosts="localhost:many")

@@ -1,10 +1,10 @@
-"""tfdistrun: starts the ranks of a job on one host or several, and looks after them.
+"""tfdistrun: starts the ranks of a job on one or more hosts, and supervises them.
 
-`cli` and `options` read the command line, `hosts` assigns ranks to hosts, `preflight`
-checks the limits of this machine. `job` starts everything, `supervisor` watches it to
-the end; `remote` is the connection to the `agent` on another host, over
+`cli` and `options` read the command line, `hosts` assigns ranks to hosts, and
+`preflight` checks the limits of this machine. `job` starts everything, and `supervisor`
+watches it to the end. `remote` is the connection to the `agent` on another host, using
 `agent_protocol`. `processes` starts and finds processes, `signals` decides which of
-them get a signal, `_standalone` has the programs that run beside them. `output` merges
-what the ranks print, `failure_summary` explains the first failure. Nothing here imports
-TensorFlow.
+them receive a signal, and `_standalone` contains the programs that run beside them.
+`output` merges the output of the ranks, and `failure_summary` explains the first
+failure. Nothing in this package imports TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""`python -m tfdist.launch` is tfdistrun."""
+"""Runs tfdistrun: `python -m tfdist.launch`."""
 
 import sys
 

@@ -1,18 +1,18 @@
-"""Two small programs of the launcher, each in a process of its own.
+"""Two small programs of the launcher, each in its own process.
 
-`_standalone.py exec LAUNCHER_PID PROCESSORS COMMAND...` becomes the command of a rank.
-It runs between fork and the command, in a process of its own because code between fork
-and exec of a program with threads may only do very little.
+`_standalone.py exec LAUNCHER_PID PROCESSORS COMMAND...` replaces itself with the
+command of a rank. It runs between fork and the command. A separate process is needed
+because a program with threads may do very little between fork and exec.
 
 `_standalone.py guard JOB_TAG` outlives a launcher that was killed, and ends the ranks'
 processes. Its standard input is a pipe from the launcher. A line with a number is a
-process group that was made for a rank; a final "x" means that the launcher has ended
-everything itself; the end of the pipe without one means that it was killed. The
-processes are found by their group, and by the job tag in the environment they started
-with: that of the launcher, or of its agent on another host, so that several "hosts" on
-one machine stay apart.
+process group that was created for a rank. A final "x" means that the launcher has ended
+everything itself. If the pipe closes without an "x", the launcher was killed. The guard
+finds the processes by their group, and by the job tag in the environment they started
+with. This tag is that of the launcher, or of its agent on another host, so several
+"hosts" on one machine do not interfere.
 
-Needs the standard library alone, so that it starts in milliseconds.
+Uses only the standard library, so that it starts in milliseconds.
 """
 
 import os
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 
-JOB_TAG_VARIABLE = "_TFDIST_STARTED_BY"  # not TFDIST_...: it is no setting
+JOB_TAG_VARIABLE = "_TFDIST_STARTED_BY"  # not TFDIST_..., since it is not a setting
 _PR_SET_PDEATHSIG = 1
 _LIMIT_S = 5.0
 _PAUSE_S = 0.02
@@ -29,26 +29,26 @@ _LOOK_EVERY_S = 1.0
 
 
 def exec_rank(launcher: int, processors: str, command: list[str]) -> int:
-    """Ties this process's life to the launcher's, binds it, then runs the command.
+    """Ties this process to the launcher, binds it to processors, and runs the command.
 
     Returns:
-        The exit code where the command cannot be run.
+        The exit code if the command cannot be run.
     """
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
-        return 1  # It died before the line above.
+        return 1  # the launcher died before prctl was called
     if processors:
         try:
             os.sched_setaffinity(0, map(int, processors.split(",")))
-        except OSError as error:  # taken away since the launcher looked
+        except OSError as error:  # they were removed since the launcher looked
             print(
                 f"tfdistrun: cannot bind to processors {processors}: {error.strerror}",
                 file=sys.stderr,
             )
             return 126
-    # Python ignores these two, and a program would inherit that.
+    # Python ignores these two signals, and the program would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -62,7 +62,7 @@ def exec_rank(launcher: int, processors: str, command: list[str]) -> int:
 
 
 def tagged_processes(job_tag: str) -> list[int]:
-    """Ids of this user's processes that have the tag in their environment."""
+    """Returns ids of this user's processes with the tag in their environment."""
     tag = f"{JOB_TAG_VARIABLE}={job_tag}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -73,15 +73,15 @@ def tagged_processes(job_tag: str) -> list[int]:
                 if tag in file.read().split(b"\0"):
                     found.append(int(name))
         except OSError:
-            continue  # gone, or of another user
+            continue  # it ended, or belongs to another user
     return found
 
 
 class Groups:
-    """The ranks' process groups, as long as somebody is in them.
+    """The ranks' process groups that have members.
 
-    The system gives the number of a group to nobody else while it has a member, but
-    may do so afterwards: a group that was seen empty is forgotten.
+    The system does not reuse the number of a group while it has a member, but may reuse
+    it afterwards. A group that was seen empty is therefore forgotten.
     """
 
     def __init__(self) -> None:
@@ -89,21 +89,21 @@ class Groups:
         self._rest = b""
 
     def read(self, data: bytes) -> None:
-        """Takes lines with the numbers of new groups."""
+        """Reads lines with the numbers of new groups."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._numbers.update(map(int, lines))
 
     def forget_the_empty(self) -> None:
-        """Must be called every second or so: numbers are given anew in turn."""
+        """Forgets empty groups; call it every second or so, as numbers are reused."""
         self._numbers = {number for number in self._numbers if _exists(number)}
 
     def kill(self) -> None:
-        """Kills all members."""
+        """Kills all members of the groups."""
         for number in self._numbers:
             try:
                 os.killpg(number, signal.SIGKILL)
             except OSError:
-                continue  # gone, or of another user
+                continue  # it ended, or belongs to another user
 
 
 def _exists(group: int) -> bool:
@@ -117,7 +117,7 @@ def _exists(group: int) -> bool:
 
 
 def _launcher_was_killed(groups: Groups) -> bool:
-    """Waits for the launcher's end."""
+    """Waits for the launcher's end; returns whether it was killed."""
     while True:
         if select.select([0], [], [], _LOOK_EVERY_S)[0]:
             data = os.read(0, 4096)
@@ -130,7 +130,7 @@ def _launcher_was_killed(groups: Groups) -> bool:
 
 
 def guard(job_tag: str) -> int:
-    """Ends what a launcher that was killed leaves behind."""
+    """Ends the processes that a killed launcher leaves behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = Groups()
@@ -143,7 +143,7 @@ def guard(job_tag: str) -> int:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                continue  # gone, or became another user's
+                continue  # it ended, or changed to another user
         time.sleep(_PAUSE_S)
     return 0
 

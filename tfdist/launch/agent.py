@@ -1,12 +1,13 @@
-"""The part of tfdistrun on another host: starts that host's ranks, looks after them.
+"""Starts and supervises the ranks of a remote host for tfdistrun.
 
-`python -m tfdist.launch.agent`, started through ssh. It gets everything through its
-standard input (the secret is in no argument), sends what the ranks print and how they
-end through its standard output (`agent_protocol`), and ends all it has started when its
-input ends: tfdistrun was killed, or the connection. When nothing comes at all for 30 s,
-not even tfdistrun's sign of life, the connection is taken for dead. At a signal to the
-agent itself the ranks have as long to save as at one to tfdistrun. A guard process ends
-the ranks if the agent itself is killed.
+`python -m tfdist.launch.agent` is started through ssh. It receives everything through
+its standard input (the secret is not in an argument). It sends the ranks' output and
+exit codes through its standard output (`agent_protocol`). When its input closes,
+because tfdistrun was killed or the connection ended, it ends all processes it has
+started. If nothing arrives for 30 s, not even tfdistrun's sign of life, the connection
+is considered dead. After a signal to the agent itself, the ranks have as much time to
+save as after a signal to tfdistrun. A guard process ends the ranks if the agent itself
+is killed.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from tfdist.launch.rank_loop import (
 )
 from tfdist.launch.signals import ENDING, PASSED_ON, SAME_SIGNAL_S, Signals
 
-_MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
+_MOST_WAITING_BYTES = 1 << 20  # for the network; beyond it, the ranks must wait
 _PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2
 _FLUSH_S = 2.0
 _STORE_S = 5.0
 _NO_INPUT = (
     "nothing can be read from its standard input; the command that starts it there "
-    "must pass that on (docker exec -i, kubectl exec -i)"
+    "must pass on standard input (docker exec -i, kubectl exec -i)"
 )
 
 
 class PrepareError(Exception):
-    """The ranks cannot be started here; `code` is tfdistrun's exit code then."""
+    """The ranks cannot be started on this host; `code` is tfdistrun's exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -59,12 +60,13 @@ class PrepareError(Exception):
 def rank_environ(
     own: Mapping[str, str], given: Mapping[str, str], path: str
 ) -> dict[str, str]:
-    """The variables of all ranks of this host.
+    """Returns the environment variables of all ranks of this host.
 
     Args:
-        own: this host's, as ssh gives them.
-        given: by tfdistrun; they win. No TFDIST_* variable comes from anywhere else.
-        path: tfdistrun's PATH, put in front of this host's.
+        own: this host's variables, as ssh provides them.
+        given: variables from tfdistrun, which take precedence. TFDIST_* variables are
+            used only if tfdistrun provides them.
+        path: tfdistrun's PATH, which is put in front of this host's.
 
     Example:
         >>> from tfdist.launch import agent
@@ -78,13 +80,13 @@ def rank_environ(
 
 
 def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Goes to the job's folder and checks all that the ranks will need.
+    """Changes to the job's folder and checks everything that the ranks will need.
 
     Returns:
         Warnings.
 
     Raises:
-        PrepareError: something is missing here.
+        PrepareError: something is missing on this host.
     """
     folder, command = job["cwd"], job["command"][0]
     try:
@@ -92,8 +94,8 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     except OSError as error:
         raise PrepareError(
             f"the working directory {folder} cannot be entered there: "
-            f"{error.strerror}; tfdistrun starts all ranks in the folder it was "
-            "started in: make it on all hosts, or use a shared file system"
+            f"{error.strerror}; tfdistrun starts all ranks in its own working "
+            "directory: create it on all hosts, or use a shared file system"
         ) from None
     if shutil.which(command, path=environ["PATH"]) is None:
         raise PrepareError(
@@ -113,7 +115,7 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
         raise PrepareError(
             f"tfdistrun cannot be reached from there at {job['store']}: "
             f"{error.message}; choose the network with TFDIST_ADDRESS (an address, a "
-            "network or an interface), and see that no firewall is between"
+            "network or an interface), and make sure that no firewall blocks it"
         ) from None
     return found.warnings
 
@@ -129,14 +131,14 @@ async def _reach_store(job: Mapping[str, Any]) -> None:
 
 
 def _explain(text: str) -> None:
-    """Writes to standard error, through ssh: tfdistrun shows it."""
+    """Writes to standard error, which tfdistrun shows."""
     with contextlib.suppress(OSError):
         print(f"tfdist agent: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class _FrameStream:
-    """Puts what a rank prints into frames for tfdistrun."""
+    """Packs the output of a rank into frames for tfdistrun."""
 
     frames: bytearray
     kind: bytes
@@ -146,11 +148,11 @@ class _FrameStream:
         self.frames += agent_protocol.output(self.kind, self.rank, data)
 
     def end(self) -> None:
-        """Nobody has to know."""
+        """Does nothing: tfdistrun does not need to know."""
 
 
 class Agent:
-    """Runs the ranks of this host as tfdistrun says.
+    """Runs the ranks of this host as tfdistrun requests.
 
     Args:
         commands: descriptor from which tfdistrun's messages are read.
@@ -173,19 +175,19 @@ class Agent:
         self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
-        self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._children_end_s = 0.0  # how long they have, when all is finished
-        self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
-        self._silent = False  # tfdistrun did not ask: the host is lost, with its ranks
+        self._finished = False  # tfdistrun ended the job; else the connection is lost
+        self._children_end_s = 0.0  # how long children may run when the job is finished
+        self._signalled_s = 0.0  # time of a signal that ends this process; 0: none
+        self._silent = False  # tfdistrun did not request the end: the host is lost
         self._ended = False
 
     def run(self) -> int:
-        """Serves until tfdistrun says that the job is over, or is gone."""
+        """Serves until tfdistrun ends the job or is gone."""
         for fd in (self._commands, self._answers):
             os.set_blocking(fd, False)
         try:
             self._loop.watch(self._commands, self._read)
-        except PermissionError:  # a file, or /dev/null
+        except PermissionError:  # the descriptor is a file, or /dev/null
             _explain(_NO_INPUT)
             return 1
         signals = Signals()
@@ -208,7 +210,7 @@ class Agent:
         finally:
             self._end_all()
         if self._is_orderly:
-            # A rank that was killed just now may close its streams before it has ended.
+            # The streams of a rank that was just killed may close before it has ended.
             loop = self._loop
             self._run_while(lambda: bool(loop.streams or loop.running), DRAIN_S)
             self._run_while(lambda: bool(self._out), _FLUSH_S)
@@ -216,7 +218,7 @@ class Agent:
 
     @property
     def _is_orderly(self) -> bool:
-        """Whether the end was asked for, so that tfdistrun hears of what is left."""
+        """Returns whether the end was requested, so that tfdistrun reads the rest."""
         return self._finished or self._signalled_s > 0
 
     # ---- the connection ----
@@ -263,11 +265,11 @@ class Agent:
                 _explain(f"ended by {signal_name(number)}")
                 self._signalled_s = time.monotonic()
                 self._say(event="signalled")
-                if self._loop.asked_s is None:  # else tfdistrun has
+                if self._loop.asked_s is None:  # otherwise tfdistrun has asked
                     self._silent = True
                     self._signal_ranks(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
-                self._ended = True  # the second one: at once
+                self._ended = True  # a second signal ends immediately
 
     def _signal_ranks(self, number: int) -> None:
         if number in PASSED_ON:
@@ -275,12 +277,12 @@ class Agent:
         elif number not in ENDING:
             self._loop.signal(number)
         elif self._signalled_s and self._loop.is_repeated():
-            self._silent = False  # tfdistrun got it too, from a batch system
+            self._silent = False  # a batch system has signalled tfdistrun too
         else:
             self._loop.ask_to_end(number)
 
     def _ranks_save(self) -> bool:
-        """Whether something of them runs that the signal gave time to."""
+        """Returns whether a process that may still save after the signal is running."""
         asked_s = self._loop.asked_s or 0.0
         if time.monotonic() >= asked_s + float(self._job.get("signal_grace_s", 0.0)):
             return False
@@ -317,7 +319,7 @@ class Agent:
                 del self._out[: os.write(self._answers, self._out[:READ_BYTES])]
         except BlockingIOError:
             return
-        except OSError:  # the connection is gone
+        except OSError:  # the connection is lost
             self._out.clear()
             self._ended = True
 
@@ -350,7 +352,7 @@ class Agent:
 
     def _start(self) -> None:
         if self._signalled_s:
-            return  # they would not get that signal any more
+            return  # they would not receive that signal any more
         processes.adopt_orphans()
         self._guard = processes.Guard(self._job["job_tag"])
         self._loop.guard_with(self._guard)
@@ -382,19 +384,19 @@ class Agent:
             )
 
     def _end_all(self) -> None:
-        """Ends everything that was started here."""
-        self._loop.forget(self._commands)  # whatever comes now changes nothing
+        """Ends everything that was started on this host."""
+        self._loop.forget(self._commands)  # later messages have no effect
         if self._guard is None:
             return
-        # The ranks of a connection that is lost are lost too, for tfdistrun.
+        # To tfdistrun, the ranks of a lost connection are lost too.
         self._silent = self._silent or not self._is_orderly
         self._loop.end_leftovers(self._step)
         self._guard.dismiss()
 
 
 def main() -> int:
-    """Runs the agent; what goes wrong here goes to standard error, through ssh."""
-    # What a rank or a library prints must not get between the frames.
+    """Runs the agent; errors are written to standard error, through ssh."""
+    # The output of a rank or a library must not get between the frames.
     answers = os.dup(1)
     os.dup2(2, 1)
     os.set_inheritable(answers, False)

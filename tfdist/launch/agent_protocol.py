@@ -1,10 +1,10 @@
 """Wire protocol between tfdistrun and its agent on another host.
 
-The module only encodes and decodes: it opens no sockets.
+This module only encodes and decodes: it opens no sockets.
 
-A frame is its kind (one byte), a rank and a length (4 bytes each, big endian), and
-that many bytes: what a rank printed, or a JSON object. The agent begins with a line of
-its own, so that what a shell prints before it is told apart.
+A frame consists of its kind (one byte), a rank and a length (4 bytes each, big endian),
+followed by that many bytes: output of a rank, or a JSON object. The agent begins with a
+greeting line, so that earlier output of a shell can be told apart.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 GREETING = b"tfdist agent 1\n"
 STDOUT, STDERR, MESSAGE = b"o", b"e", b"m"
-SIGN_OF_LIFE_S = 1.0  # each side says something at least that often;
-SILENCE_S = 30.0  # after so long without anything the other side is gone
+SIGN_OF_LIFE_S = 1.0  # each side sends something at least this often
+SILENCE_S = 30.0  # after this time without data, the other side is considered gone
 MAX_FRAME_BYTES = 16 << 20
 MAX_NOISE_BYTES = 64 << 10
 _HEADER = struct.Struct(">cII")
@@ -29,7 +29,7 @@ class FrameError(ValueError):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame; `rank` has a meaning only for output."""
+    """One frame; `rank` is used only for output."""
 
     kind: bytes
     rank: int
@@ -37,7 +37,7 @@ class Frame:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The JSON object of a message."""
+        """Returns the JSON object of a message."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -48,26 +48,26 @@ class Frame:
 
 
 def output(kind: bytes, rank: int, data: bytes) -> bytes:
-    """A frame with what a rank printed; kind is STDOUT or STDERR."""
+    """Returns a frame with output of a rank; kind is STDOUT or STDERR."""
     return _HEADER.pack(kind, rank, len(data)) + data
 
 
 def message(**fields: Any) -> bytes:
-    """A frame with a JSON object."""
+    """Returns a frame with a JSON object."""
     body = json.dumps(fields).encode()
     return _HEADER.pack(MESSAGE, 0, len(body)) + body
 
 
 def _of_terminal(line: bytes) -> bytes:
-    """A line as a terminal passes it on."""
+    """Returns a line as it appears after passing through a terminal."""
     return line.replace(b"\n", b"\r\n")
 
 
 class Decoder:
-    """Makes frames of what arrives.
+    """Decodes frames from the received bytes.
 
     Args:
-        greeting: what must come first; anything before it goes to `noise`.
+        greeting: what must arrive first; anything before it goes to `noise`.
     """
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -77,14 +77,14 @@ class Decoder:
 
     @property
     def greeted(self) -> bool:
-        """Whether the greeting has come."""
+        """Whether the greeting has arrived."""
         return not self.greeting
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Takes what came; returns the frames that are complete.
+        """Adds received bytes; returns the frames that are complete.
 
         Raises:
-            FrameError: a frame is malformed, or no greeting comes.
+            FrameError: a frame is malformed, or the greeting is missing.
         """
         self._data += data
         if self.greeting and not self._skip_noise():
@@ -109,10 +109,10 @@ class Decoder:
                 self.noise = bytes(before)
                 raise FrameError(
                     "it came through a terminal, which changes it; the command must "
-                    "make none (ssh without -t, docker exec -i, kubectl exec -i)"
+                    "not create one (ssh without -t, docker exec -i, kubectl exec -i)"
                 )
             if len(before) > MAX_NOISE_BYTES:
-                raise FrameError(f"{len(before)} bytes came, but no greeting")
+                raise FrameError(f"{len(before)} bytes arrived, but no greeting")
             self.noise = bytes(before)
             return False
         self.noise = bytes(before)

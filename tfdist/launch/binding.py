@@ -1,4 +1,4 @@
-"""Which processors each rank of a host may use (--bind-to). Pure, but for `here`."""
+"""Assigns processors to the ranks of a host (--bind-to). Pure, except for `here`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
 class BindingError(ValueError):
-    """The ranks of a host cannot be bound as was asked."""
+    """The ranks of a host cannot be bound as requested."""
 
 
 def divide(
     processors: Sequence[Processor], ranks: int, kind: str
 ) -> list[tuple[int, ...]]:
-    """Deals the processors of one host out to its ranks.
+    """Divides the processors of one host among its ranks.
 
     Args:
-        processors: that may be used, in the order of their places.
+        processors: the processors that may be used, in the order of their places.
         ranks: number of ranks on this host.
-        kind: one of `KINDS`. "none": all for all. "core": one core each, with all its
-            hardware threads. "numa", "socket": those of one NUMA node or socket; as
-            many ranks get it as its part of the processors is. "slice": equally many
-            each, neighbours; a remainder is used by nobody, since ranks with unequal
-            numbers of threads do not compute the same bits.
+        kind: an entry of `KINDS`. "none": each rank may use all processors. "core": one
+            core per rank, with all its hardware threads. "numa", "socket": the
+            processors of one NUMA node or socket; the number of ranks on each is
+            proportional to its share of the processors. "slice": equally many
+            neighbouring processors per rank. A remainder is not used, since ranks with
+            different numbers of threads do not compute the same bits.
 
     Returns:
-        Numbers of processors, ascending, by local rank.
+        Processor numbers, ascending, by local rank.
 
     Raises:
         BindingError: there are more ranks than cores ("core") or processors ("slice").
-            Bound to the same one, ranks would wait for each other's turn even while
-            another is idle; unbound ones move there.
+            Ranks bound to the same processor would wait for each other even while a
+            different processor is idle; ranks that are not bound can move.
 
     Example:
         >>> from tfdist.launch.binding import divide
@@ -64,7 +65,7 @@ def divide(
 
 
 def _cores(processors: Sequence[Processor]) -> list[list[int]]:
-    """Numbers of the processors of each core."""
+    """Returns the processor numbers of each core."""
     grouped = groupby(processors, key=lambda one: (one.socket, one.node, one.core))
     return [[one.number for one in core] for _, core in grouped]
 
@@ -75,7 +76,7 @@ def _slices(processors: Sequence[Processor], ranks: int) -> list[tuple[int, ...]
     if ranks > len(units):
         numbers = [one.number for one in processors]
         raise _too_many("slice", ranks, len(units), "processor", numbers)
-    # Whole cores, unless that would leave more of them idle.
+    # Use whole cores, unless that would leave more processors idle.
     threads = len(cores[0])
     alike = all(len(core) == threads for core in cores)
     if alike and len(cores) // ranks * threads == len(units) // ranks:
@@ -91,19 +92,19 @@ def _too_many(
     some = f"{there} {what}{'s' if there > 1 else ''}"
     return BindingError(
         f"--bind-to {kind}: expected at most one rank for each {what}, got {ranks} "
-        f"ranks for {some} that they may use on this host (processors "
-        f"{ranges(numbers)}); start fewer ranks, or leave them unbound: --bind-to none"
+        f"ranks for {some} available on this host (processors "
+        f"{ranges(numbers)}); start fewer ranks, or do not bind them: --bind-to none"
     )
 
 
 def here(ranks: Sequence[int], kind: str) -> dict[int, tuple[int, ...]]:
-    """Deals the processors that this process may use out to ranks of this host.
+    """Divides the processors of this process among ranks of this host.
 
     Returns:
-        Numbers of processors, by rank.
+        Processor numbers, by rank.
 
     Raises:
-        BindingError: as `divide`.
+        BindingError: as in `divide`.
     """
     if not ranks:
         return {}
@@ -114,7 +115,7 @@ def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> lis
     """Returns the lines that --report-bindings prints.
 
     Args:
-        bound: numbers of processors, by rank.
+        bound: processor numbers, by rank.
         host_of: name of the host, by rank.
 
     Example:
@@ -130,17 +131,17 @@ def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> lis
 
 
 def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> list[str]:
-    """Returns warnings about the number of threads that TensorFlow will have.
+    """Returns warnings about the number of threads that TensorFlow will use.
 
     Args:
-        bound: numbers of processors, by rank.
-        asked: what `THREADS` is for each rank, "" where it is not set.
+        bound: processor numbers, by rank.
+        asked: value of the variable `THREADS` for each rank; "" if it is not set.
     """
     threads, excess = {}, []
     for rank in sorted(bound):
         there = len(bound[rank])
         text = asked[rank]
-        # TensorFlow takes 0 and what is not a number for "as many as processors".
+        # TensorFlow treats 0 and values that are not numbers as "one per processor".
         number = int(text) if text.isdecimal() else 0
         threads[rank] = number or there
         if number > there:
@@ -157,9 +158,9 @@ def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> li
         fewest = min(threads, key=lambda rank: threads[rank])
         most = max(threads, key=lambda rank: threads[rank])
         found.append(
-            f"rank {fewest} will have {threads[fewest]} threads of TensorFlow, rank "
-            f"{most} {threads[most]}: what both compute alike may then differ in its "
-            f"last bits, and the slowest sets the pace; -x {THREADS}="
+            f"rank {fewest} will have {threads[fewest]} TensorFlow threads, rank "
+            f"{most} {threads[most]}: results of the same computation may differ in "
+            f"their last bits, and the slowest rank sets the pace; -x {THREADS}="
             f"{threads[fewest]} makes them equal"
         )
     return found

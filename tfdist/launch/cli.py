@@ -32,25 +32,25 @@ from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 
 _USAGE_ERROR = 2
-_TENSORFLOW_BYTES = 200 << 20  # a process has at least so many with TensorFlow
+_TENSORFLOW_BYTES = 200 << 20  # a process with TensorFlow uses at least this much
 
 
 def _checked_command(command: list[str], *, here: bool) -> list[str]:
-    """The command without a leading "--", when it can be started and do something.
+    """Returns the command without a leading "--", after checking that it can run.
 
     Args:
         command: what follows the options.
         here: whether a rank of this host runs it.
 
     Raises:
-        SystemExit: with 127, as a shell would, if it is not found; else with 2.
+        SystemExit: with code 127, as in a shell, if it is not found; otherwise with 2.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
         complain("COMMAND is missing; e.g. `tfdistrun -np 2 python train.py`")
         raise SystemExit(_USAGE_ERROR)
     if here and shutil.which(command[0]) is None:
-        advice = "is it installed, and its environment active?"
+        advice = "is it installed, and is its environment active?"
         if command[0].endswith(".py") and Path(command[0]).is_file():
             advice = f"did you mean `python {command[0]}`?"
         complain(f"{command[0]}: command not found; {advice}")
@@ -67,10 +67,10 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
 
 
 def _plan(options: Namespace) -> Plan:
-    """Deals the ranks out to the hosts, and the processors of this one to its ranks.
+    """Assigns the ranks to hosts, and the processors of this host to its ranks.
 
     Raises:
-        SystemExit: with 2.
+        SystemExit: with code 2.
     """
     hosts = [Host("localhost", options.size, is_local=True)]
     try:
@@ -85,7 +85,7 @@ def _plan(options: Namespace) -> Plan:
 
 
 def _check_working_folder() -> None:
-    """Raises SystemExit(2) if it was deleted."""
+    """Raises SystemExit(2) if the working directory was deleted."""
     try:
         check_working_folder()
     except native.CoreError as error:
@@ -94,7 +94,7 @@ def _check_working_folder() -> None:
 
 
 def _leave_outer_job() -> None:
-    """In a program that a rank has started: this is a job of its own."""
+    """Removes the variables of an outer job, if a rank has started this program."""
     with contextlib.suppress(
         native.CoreError
     ):  # a malformed variable is reported later
@@ -104,12 +104,12 @@ def _leave_outer_job() -> None:
 
 
 def _prepare_horovod(options: Namespace) -> None:
-    """Changes the options, and the environment, for programs written for Horovod.
+    """Prepares the options and the environment for Horovod programs.
 
-    Says what has no meaning.
+    Prints warnings about settings that have no effect.
 
     Raises:
-        SystemExit: with 2.
+        SystemExit: with code 2.
     """
     try:
         notes = mode.prepare(options, os.environ)
@@ -122,13 +122,13 @@ def _prepare_horovod(options: Namespace) -> None:
 
 
 def _check_machine(plan: Plan) -> int:
-    """Reports settings and limits that cannot work before anything starts.
+    """Checks settings and limits, and reports those that cannot work, before the start.
 
     Returns:
-        Bytes of shared memory of one link, 0 when ranks of one host use TCP.
+        Bytes of shared memory per link; 0 if the ranks of a host use TCP.
 
     Raises:
-        SystemExit: with 2.
+        SystemExit: with code 2.
     """
     try:
         outer = detect(os.environ)
@@ -159,13 +159,13 @@ def _check_machine(plan: Plan) -> int:
 
 
 def _warn_if_alone(outcome: Outcome) -> None:
-    """Tells of a training program that does not know of the other ranks."""
+    """Warns about a training program that does not use the other ranks."""
     ranks = len(outcome.ends)
-    # Alone a rank does not ask for others; what loads no TensorFlow trains nothing.
+    # A single rank needs no other ranks; a program without TensorFlow trains nothing.
     if ranks > 1 and not outcome.joined and outcome.memory_bytes > _TENSORFLOW_BYTES:
         complain(
             f"warning: {ranks} processes ended without calling tfdist.init(): each ran "
-            "on its own, and nothing was reduced. If they were to train together, call "
+            "independently, and nothing was reduced. To train together, call "
             "tfdist.init() and wrap the optimizer; for programs written for Horovod, "
             "use --horovod"
         )
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check_working_folder()
     options = parser().parse_args(arguments)
     plan = _plan(options)
-    os.environ.update(options.env)  # first: PATH tells which command is meant
+    os.environ.update(options.env)  # first, because PATH determines the command
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not plan.remote and (names := without_effect(options)):
         complain(f"warning: no effect, as all ranks run here: {', '.join(names)}")
     options.signal_grace_s = signal_grace_s(options, os.environ)
-    os.environ["TFDIST_SIGNAL_GRACE_S"] = f"{options.signal_grace_s:g}"  # of the ranks
+    os.environ["TFDIST_SIGNAL_GRACE_S"] = f"{options.signal_grace_s:g}"  # for the ranks
     started_s = time.monotonic()
     try:
         folder = output.log_folder(options.log_dir or os.environ.get("TFDIST_LOG_DIR"))
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = Job(options, plan, folder, shm_bytes).run()
     except output.FolderInUseError:
         complain(
-            f"another tfdistrun that is running writes its output to {folder}; choose "
+            f"another running tfdistrun writes its output to {folder}; choose "
             "another folder with --log-dir"
         )
         return _USAGE_ERROR

@@ -1,4 +1,4 @@
-"""Whether a command can run without standard input, which ranks do not have."""
+"""Checks whether a command can run without standard input, which ranks lack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WRAPPERS = (
 )
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _SHELL = re.compile(r"(ba|da|z|k|mk|a)?sh")
-# Options after which something else is run, or nothing; and those that take a word.
+# Options that run something else, or nothing; and options that need a value.
 _PYTHON_OTHERS, _PYTHON_VALUES = "cmhV?", "WX"
 _SHELL_OTHERS, _SHELL_VALUES = "c", "oO"
 _LONG_OTHERS = ("--help", "--help-all", "--help-env", "--help-xoptions", "--version")
@@ -21,14 +21,14 @@ _LONG_VALUES = ("--check-hash-based-pycs", "--rcfile", "--init-file")
 
 
 def program_from_stdin(command: Sequence[str]) -> str | None:
-    """The interpreter that would read its program from standard input.
+    """Returns the interpreter that would read its program from standard input.
 
     Args:
         command: program and arguments; programs such as `env` and `numactl` may come
             before the interpreter.
 
     Returns:
-        The word of `command` that names it; None if there is none.
+        The word of `command` that names the interpreter; None if there is none.
 
     Example:
         >>> from tfdist.launch.command import program_from_stdin
@@ -54,13 +54,13 @@ def program_from_stdin(command: Sequence[str]) -> str | None:
 def _is_without_program(
     words: Sequence[str], others: str, values: str, stdin: str = ""
 ) -> bool:
-    """Whether an interpreter with these arguments runs what it reads.
+    """Returns whether an interpreter with these arguments reads its program from stdin.
 
     Args:
         words: the arguments.
-        others: letters of options by which it runs something else.
-        values: of those that take the rest of their word, or the next one.
-        stdin: of those by which it reads standard input whatever follows.
+        others: letters of options that run something else.
+        values: letters of options whose value is the rest of the word or the next word.
+        stdin: letters of options that read standard input regardless of what follows.
     """
     left = list(words)
     while left:

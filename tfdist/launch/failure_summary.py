@@ -1,4 +1,4 @@
-"""Says which rank failed first, how, and what to look at."""
+"""Reports which rank failed first, how, and what to look at."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class RankEnd:
     """How one rank ended.
 
     Attributes:
-        rank: its index.
-        code: exit code; -N when signal N killed it.
-        time_s: when, in time.monotonic() seconds.
-        ended_by_us: it was ended because another one had failed before.
+        rank: number of the rank.
+        code: exit code; -N if it was killed by signal N.
+        time_s: time of the end, in time.monotonic() seconds.
+        ended_by_us: whether it was ended because another rank had failed before.
         told: what it reported before its end: "error", "blamed", "time_s".
         tail: last lines of its output.
-        tail_is_shown: they are among the last lines on the screen.
-        host: where it ran.
-        lost: how its host was lost, when that is why its end is not known.
+        tail_is_shown: whether these are among the last lines on the screen.
+        host: name of the host on which it ran.
+        lost: how its host was lost, if that is why its end is unknown.
     """
 
     rank: int
@@ -40,33 +40,34 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself."""
+        """Whether it failed, without being ended by tfdistrun."""
         return self.code != 0 and not self.ended_by_us
 
     @property
     def failed_at_s(self) -> float:
-        """When it failed: at its report, if that came before its end."""
+        """Time of its failure: of its report, if that came before its end."""
         return min(self.time_s, float(self.told.get("time_s", self.time_s)))
 
     @property
     def exit_code(self) -> int:
-        """As a shell would say it."""
+        """Exit code as a shell reports it."""
         return 128 - self.code if self.code < 0 else self.code
 
 
 def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The root cause: the first rank that failed without blaming another one.
+    """Returns the root cause: the first rank that failed without blaming another rank.
 
-    A rank that only suffered (its peer was killed, it got RankFailedError) can end
-    before the one at fault; it names that one in its report. The one at fault may not
-    have ended by itself at all.
+    A rank that was only affected (its peer was killed, or it raised RankFailedError)
+    can end before the rank at fault, which it names in its report. The rank at fault
+    may not even have ended without tfdistrun's signal.
     """
     failed = [end for end in ends if end.failed]
     by_rank = {end.rank: end for end in ends if end.code != 0}
     roots = [_root(end, by_rank) for end in failed]
     guilty = [end for end in roots if not _blames_other(end, by_rank)]
     candidates = [end for end in guilty if end.failed] or guilty
-    # Who said nothing, and is blamed by nobody, may have caught the error of another.
+    # A rank that reported nothing and is not blamed may have handled another rank's
+    # error.
     blamed = {end.told.get("blamed") for end in failed}
     spoke = [end for end in candidates if end.told or end.rank in blamed]
     if len(blamed) > 1:
@@ -74,13 +75,13 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
     found = min(candidates or failed, key=lambda end: end.failed_at_s, default=None)
     if (
         found and not candidates
-    ):  # they blame each other: after a link between them broke
+    ):  # they blame each other, after the link between them broke
         return by_rank[found.told["blamed"]]
     return found
 
 
 def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:
-    """The exit code of tfdistrun: that of the first rank that ended by itself."""
+    """Returns tfdistrun's exit code: that of the first rank that failed."""
     if first.failed:
         return first.exit_code
     failed = [end for end in ends if end.failed]
@@ -92,7 +93,7 @@ def _blames_other(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> bool:
 
 
 def _root(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> RankEnd:
-    """The end of the chain of blame; the rank itself where the chain is a circle."""
+    """Returns the end of the chain of blame; the rank itself if it is a circle."""
     found, seen = end, {end.rank}
     while _blames_other(found, by_rank):
         found = by_rank[found.told["blamed"]]
@@ -103,7 +104,7 @@ def _root(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> RankEnd:
 
 
 def signal_name(number: int) -> str:
-    """E.g. "SIGKILL" for 9."""
+    """Returns the name of a signal, e.g. "SIGKILL" for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -111,28 +112,28 @@ def signal_name(number: int) -> str:
 
 
 def describe_code(code: int) -> str:
-    """E.g. "exit code 3", "killed by SIGKILL"."""
+    """Describes an exit code, e.g. "exit code 3", "killed by SIGKILL"."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "somebody killed it; without a user's `kill -9` that is often the "
+    signal.SIGKILL: "it was killed; without a user's `kill -9` the cause is often the "
     "kernel, short of memory (see `dmesg`), or a limit of the batch system",
     signal.SIGSEGV: "it crashed in native code; `tfdistrun --env PYTHONFAULTHANDLER=1` "
     "shows where",
-    signal.SIGABRT: "native code gave up; its reason is in the lines above, "
+    signal.SIGABRT: "native code aborted; its reason is in the lines above, "
     "`tfdistrun --env PYTHONFAULTHANDLER=1` shows where",
-    signal.SIGBUS: "it crashed in native code, or memory that was promised ran out",
+    signal.SIGBUS: "it crashed in native code, or promised memory was not available",
     signal.SIGILL: "the program was built for another kind of processor",
-    signal.SIGTERM: "somebody ended it, perhaps the batch system at its time limit",
+    signal.SIGTERM: "it was terminated, perhaps by the batch system at its time limit",
 }
 _TEXT_HINTS = (
     ("command not found", "give the program's path, or activate its environment"),
     (
         "No module named 'horovod'",
-        "a program that was written for Horovod is started with `tfdistrun --horovod`",
+        "start a program that was written for Horovod with `tfdistrun --horovod`",
     ),
-    ("in tfdist's place of Horovod", ""),  # which says it all
+    ("in tfdist's place of Horovod", ""),  # the message is complete
     (
         "ModuleNotFoundError",
         "is the right environment active? tfdistrun starts COMMAND as it is, e.g. "
@@ -171,15 +172,15 @@ def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     if end.lost:
         return end.lost.partition("\n")[2].strip()
     if end.code == -signal.SIGTERM and end.told.get("error"):
-        return ""  # a child process that told the reason has ended it
+        return ""  # it was ended by a child process that has reported the reason
     if end.code < 0 and not end.ended_by_us:
         return _SIGNAL_HINTS.get(-end.code, "")
     blamed = end.told.get("blamed")
     others = {other.rank: other for other in ends}
     if blamed in others and others[blamed].code == 0 and blamed != end.rank:
         return (
-            f"rank {blamed} had ended without an error: all ranks must do the same "
-            "number of steps (tfdist.data.shard sees to that)"
+            f"rank {blamed} had ended without an error: all ranks must perform the "
+            "same number of steps (tfdist.data.shard ensures that)"
         )
     text = b"\n".join(end.tail).decode("utf-8", "replace") + _reason(end, ends)
     for part, advice in _TEXT_HINTS:
@@ -197,14 +198,14 @@ def explain(
     started_s: float,
     log: Path | None,
 ) -> list[str]:
-    """The report, line by line; the first line names the root cause."""
+    """Returns the report as lines; the first line names the root cause."""
     after = first.failed_at_s - started_s
     lines = [
         f"rank {first.rank} on {first.host} failed first: {_describe(first)} "
         f"after {after:.1f} s"
     ]
-    # A reported error stands above, or in the log; what a rank printed before it died
-    # may be far up.
+    # A reported error was printed above, or is in the log. Other output of the rank may
+    # be far above.
     if first.tail and not first.told.get("error") and not first.tail_is_shown:
         lines.append(f"last lines of rank {first.rank}:")
         lines += [f"  | {line.decode('utf-8', 'replace')}" for line in first.tail]
@@ -222,7 +223,7 @@ def explain(
 
 
 def _reason(first: RankEnd, others: Sequence[RankEnd]) -> str:
-    """Its own; where it said none, or blames another, that of who blamed it first."""
+    """Returns the rank's own reason, or else that of the first rank that blamed it."""
     witnesses = [end for end in others if end.told.get("blamed") == first.rank]
     witnesses.sort(key=lambda end: end.failed_at_s)
     own_fault = first.told.get("blamed") in (None, first.rank)

@@ -1,6 +1,7 @@
-"""On which host does which rank run? Lists of hosts, files of hosts, places of ranks.
+"""Assigns ranks to hosts: lists of hosts, hostfiles, places of ranks.
 
-Pure functions on text, but for `mark_local`, which asks this machine for its addresses.
+All functions are pure functions on text, except for `mark_local`, which looks up the
+addresses of this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NAME = re.compile(r"(?:[\w.+-]+@)?[\w][\w.-]*|(?:[\w.+-]+@)?[0-9A-Fa-f:.]+(?:%\
 
 
 class HostsError(ValueError):
-    """A list of hosts that cannot be used; says where and why."""
+    """A list of hosts cannot be used; the message states where and why."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Host:
     """One host of the job.
 
     Attributes:
-        name: as the user wrote it, perhaps with "user@"; what ssh gets.
-        slots: the most ranks to start there.
+        name: the name that the user gave, perhaps with "user@"; passed to ssh.
+        slots: maximum number of ranks on this host.
         is_local: whether it is this machine, where ranks are started without ssh.
     """
 
@@ -44,7 +45,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one rank runs; `host` is an index into the hosts."""
+    """Place of one rank; `host` is an index into the hosts."""
 
     rank: int
     host: int
@@ -54,7 +55,7 @@ class Place:
     cross_size: int
 
     def variables(self, size: int) -> dict[str, str]:
-        """The environment by which the rank knows its place among `size` ranks."""
+        """Returns the variables that tell a rank its place among `size` ranks."""
         return {
             "TFDIST_RANK": str(self.rank),
             "TFDIST_SIZE": str(size),
@@ -74,14 +75,14 @@ def _checked_slots(text: str, where: str) -> int:
 
 
 def _checked_name(text: str, where: str) -> str:
-    # Never an option of ssh, nor anything that a shell would read.
+    # The name must not be an option of ssh, or contain anything that a shell expands.
     if not _NAME.fullmatch(text):
         raise HostsError(f"{where}: {text!r} is not the name or address of a host")
     return text
 
 
 def _split_slots(text: str, where: str) -> tuple[str, int]:
-    """("host", slots) of "host", "host:2", "[::1]:2", "user@host:2"; else 1 slot."""
+    """Returns host and slots; the default is one slot: "host", "host:2", "[::1]:2"."""
     bracket = re.fullmatch(r"((?:[^@\[\]]+@)?)\[([0-9A-Fa-f:.%\w]+)\](?::(.*))?", text)
     if bracket:
         name, slots = bracket[1] + bracket[2], bracket[3]
@@ -98,7 +99,7 @@ def _split_slots(text: str, where: str) -> tuple[str, int]:
 
 
 def _summed(found: Iterable[tuple[str, int]]) -> list[Host]:
-    """Hosts in the order they were first named; slots of one named twice add up."""
+    """Returns hosts in order of first mention; slots of repeated hosts are added."""
     slots: dict[str, int] = {}
     for name, count in found:
         slots[name] = slots.get(name, 0) + count
@@ -106,14 +107,14 @@ def _summed(found: Iterable[tuple[str, int]]) -> list[Host]:
 
 
 def parse_list(text: str) -> list[Host]:
-    """The hosts of `-H host1:2,host2:2`.
+    """Returns the hosts of `-H host1:2,host2:2`.
 
     Args:
-        text: hosts with their slots (1 where none are told), with commas between. The
-            slots of a host that is named twice add up, as under Open MPI.
+        text: hosts with their slots (default 1), separated by commas. The slots of a
+            host that is named twice are added, as in Open MPI.
 
     Raises:
-        HostsError: a part is malformed.
+        HostsError: an entry is malformed.
 
     Example:
         >>> from tfdist.launch import hosts
@@ -122,19 +123,20 @@ def parse_list(text: str) -> list[Host]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise HostsError(f"-H {text!r}: expected host:slots with commas between")
+        raise HostsError(f"-H {text!r}: expected host:slots, separated by commas")
     return _summed(_split_slots(part, f"-H {text!r}") for part in parts)
 
 
 def parse_file(text: str, name: str) -> list[Host]:
-    r"""The hosts of a hostfile: lines `host slots=N`, `host:N` or `host`.
+    r"""Returns the hosts of a hostfile: lines `host slots=N`, `host:N` or `host`.
 
     Args:
         text: the file's contents; "#" starts a comment.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
-        HostsError: a line is malformed (its number is told), or there is none.
+        HostsError: a line is malformed (the message states its number), or the file
+            contains no host.
 
     Example:
         >>> from tfdist.launch import hosts
@@ -161,7 +163,7 @@ def _file_line(words: list[str], where: str) -> tuple[str, int]:
         if not equals or key not in ("slots", "max_slots"):
             raise HostsError(f"{where}: expected slots=N after the host, got {word!r}")
         if key in told:
-            raise HostsError(f"{where}: the number of slots is told twice")
+            raise HostsError(f"{where}: the number of slots is given twice")
         told[key] = _checked_slots(value, where)
     slots = told.get("slots", 1)
     most = told.get("max_slots", slots)
@@ -171,7 +173,7 @@ def _file_line(words: list[str], where: str) -> tuple[str, int]:
 
 
 def read_file(path: str) -> list[Host]:
-    """As `parse_file`, of a file.
+    """Reads a hostfile; see `parse_file`.
 
     Raises:
         HostsError: the file cannot be read, or is malformed.
@@ -185,7 +187,7 @@ def read_file(path: str) -> list[Host]:
 
 
 def own_names() -> set[str]:
-    """Names and addresses by which this machine knows itself."""
+    """Returns the names and addresses of this machine."""
     name = socket.gethostname().lower()
     found = {"localhost", name, name.partition(".")[0]}
     for addresses in psutil.net_if_addrs().values():
@@ -204,7 +206,7 @@ def _is_local(address: str, own: set[str]) -> bool:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return False  # a name that only ssh knows
+        return False  # only ssh knows the name
     resolved = {str(info[4][0]) for info in found}
     return all(
         one in own or ipaddress.ip_address(one.partition("%")[0]).is_loopback
@@ -213,9 +215,11 @@ def _is_local(address: str, own: set[str]) -> bool:
 
 
 def mark_local(found: Sequence[Host]) -> list[Host]:
-    """Finds out which hosts are this machine; its several names become one host.
+    """Marks the hosts that are this machine; its different names become one host.
 
-    "localhost", addresses of the loopback, this machine's own name and addresses, and
+    These are "localhost", loopback addresses, this machine's own name and addresses,
+    and names that resolve only to these. A name with "user@" is always reached through
+    ssh.
     names that resolve to nothing else. With "user@" it is another user's: by ssh.
     """
     own = own_names()
@@ -230,10 +234,10 @@ def mark_local(found: Sequence[Host]) -> list[Host]:
 
 
 def places(found: Sequence[Host], size: int) -> list[Place]:
-    """Deals `size` ranks out to the hosts: each is filled before the next.
+    """Assigns `size` ranks to the hosts: each host is filled before the next.
 
     Returns:
-        One place a rank, in order.
+        The places, in rank order.
 
     Raises:
         HostsError: there are fewer slots than ranks.

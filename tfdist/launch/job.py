@@ -1,4 +1,4 @@
-"""One job: the store, the ranks of this host, the agents of the others."""
+"""Runs a job: the store, the ranks of this host, the agents of the other hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfdist.launch.output import complain
 from tfdist.launch.signals import Signals
 from tfdist.launch.supervisor import Outcome, Supervisor
 
-# Of one host, or of one rank, or made anew on each host.
+# Specific to one host or one rank, or set again on each host.
 _STAYS_HERE = (
     "TFDIST_SECRET_FILE",
     "TFDIST_RENDEZVOUS",
@@ -38,13 +38,13 @@ _STAYS_HERE = (
     "TFDIST_RANK",
     "TFDIST_SIZE",
 )
-# Variables that change results or speed, and that one would expect on every rank.
-_TERRAFORM = ("TF_CLI_", "TF_VAR_")  # another program of that prefix
+# Variables that affect results or speed, and that users expect on every rank.
+_TERRAFORM = ("TF_CLI_", "TF_VAR_")  # a different program with the prefix TF_
 _MISSED = ("TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "NCCL_", "CUDA_", "LD_LIBRARY_PATH")
 
 
 class HostsFailedError(Exception):
-    """Hosts on which ranks cannot be started; `lines` say which and why."""
+    """Ranks cannot be started on some hosts; `lines` names the hosts and reasons."""
 
     def __init__(self, lines: list[str], code: int) -> None:
         super().__init__("\n".join(lines))
@@ -54,37 +54,40 @@ class HostsFailedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rank runs where; `bound`: processors of this host's ranks, by rank."""
+    """Assignment of ranks to hosts; `bound`: processors of local ranks, by rank."""
 
     hosts: Sequence[Host]
     places: Sequence[Place]
     bound: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def on(self, host: int) -> list[Place]:
-        """The ranks of one host."""
+        """Returns the ranks of one host."""
         return [place for place in self.places if place.host == host]
 
     @property
     def used(self) -> list[int]:
-        """The hosts that have ranks."""
+        """Hosts that have ranks."""
         return sorted({place.host for place in self.places})
 
     @property
     def remote(self) -> list[int]:
-        """Those of them where ranks are started through ssh."""
+        """Hosts whose ranks are started through ssh."""
         return [host for host in self.used if not self.hosts[host].is_local]
 
     @property
     def local(self) -> list[Place]:
-        """The ranks of this machine."""
+        """Ranks of this machine."""
         return [p for p in self.places if self.hosts[p.host].is_local]
 
 
-# ---- what crosses to other hosts ----
+# ---- what is sent to other hosts ----
 
 
 def _of_this_host(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether TFDIST_ADDRESS is an address: a network or interface is for all hosts."""
+    """Returns whether TFDIST_ADDRESS is an address, and so valid only on this host.
+
+    A network or interface is valid on all hosts.
+    """
     if name != "TFDIST_ADDRESS":
         return False
     try:
@@ -95,11 +98,11 @@ def _of_this_host(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def crossing(environ: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
-    """The variables that ranks on other hosts get.
+    """Returns the variables that ranks on other hosts receive.
 
     Args:
-        environ: of this process.
-        exported: what the user gave with -x.
+        environ: environment variables of this process.
+        exported: variables that the user gave with -x.
 
     Example:
         >>> from tfdist.launch import job
@@ -117,7 +120,7 @@ def crossing(environ: Mapping[str, str], exported: Mapping[str, str]) -> dict[st
 
 
 def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
-    """Variables that are set here and that a user would expect on all hosts."""
+    """Returns variables that are set only on this host, but expected on all hosts."""
     everywhere = allocator.settings({})
     return sorted(
         name
@@ -129,7 +132,7 @@ def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
 
 
 def working_directory() -> str:
-    """This folder as the user knows it: links of a shared file system stay links."""
+    """Returns this folder with its symbolic links, as shared file systems need them."""
     logical = os.environ.get("PWD", "")
     try:
         if logical.startswith("/") and os.path.samefile(logical, "."):
@@ -140,24 +143,24 @@ def working_directory() -> str:
 
 
 def store_host(plan: Plan, environ: Mapping[str, str]) -> str:
-    """The address on which the store listens: one that all hosts of the job reach.
+    """Returns an address for the store that all hosts of the job can reach.
 
     Raises:
-        RendezvousError: none is known.
+        RendezvousError: there is no such address.
     """
     if not plan.remote:
         return "127.0.0.1"
     if choice := environ.get("TFDIST_ADDRESS"):
-        return own_address(choice)  # the agents will say when it does not work
+        return own_address(choice)  # the agents report if it does not work
     names = [plan.hosts[host].address for host in plan.remote[:8]]
     ways = (route_to(name) for name in names)
-    # A name that only ssh knows: the way to anywhere (an address for documents).
+    # If only ssh knows a name, use the default route (to an address for documentation).
     found = next((own for own in ways if own), None) or route_to("192.0.2.1")
     if found is None:
         raise invalid(
-            f"no address of this machine leads to {names[0]}, whose ranks must reach "
-            "tfdistrun; set TFDIST_ADDRESS to the address, network or interface that "
-            "does"
+            f"no address of this machine can reach {names[0]}, whose ranks must "
+            "connect to tfdistrun; set TFDIST_ADDRESS to an address, network or "
+            "interface that can"
         )
     return found
 
@@ -174,7 +177,7 @@ def _sink(stream: TextIO | None) -> output.Sink:
 
 @dataclass
 class _Streams:
-    """This process's own standard output and error."""
+    """Standard output and error of this process."""
 
     stdout: output.Screen
     stderr: output.Screen
@@ -183,15 +186,15 @@ class _Streams:
     def own(cls) -> _Streams:
         out, err = _sink(sys.stdout), _sink(sys.stderr)
         screen = output.Screen(out)
-        # Two that write to one file at the same time would break each other's lines; on
-        # one terminal both share the line at the bottom.
+        # If both are the same file, concurrent writes would break lines; on a terminal,
+        # both share the bottom line.
         shared = out.is_terminal and err.is_terminal
         if not shared and sys.stdout and sys.stderr:
             shared = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
         return cls(screen, screen if shared else output.Screen(err))
 
     def terminal_columns(self, own: output.RankOutput) -> int | None:
-        """Width of the terminal that rank 0 gets, None: a pipe."""
+        """Returns the width of the terminal for rank 0; None for a pipe."""
         if own.rank != 0 or not self.stdout.sink.is_terminal:
             return None
         return shutil.get_terminal_size().columns - len(own.prefix(color=False))
@@ -199,7 +202,7 @@ class _Streams:
     def mergers(
         self, own: output.RankOutput
     ) -> tuple[output.StreamMerger, output.StreamMerger]:
-        """Of the two streams of one rank."""
+        """Returns the mergers of one rank's two streams."""
         return _merger(own, self.stdout), _merger(own, self.stderr)
 
 
@@ -209,13 +212,14 @@ def _merger(own: output.RankOutput, screen: output.Screen) -> output.StreamMerge
 
 
 class Job:
-    """Starts all ranks, watches them to the end, leaves nothing behind.
+    """Starts all ranks, watches them until they end, and cleans up.
 
     Args:
-        options: of the command line.
-        plan: which rank runs where.
-        folder: for the log files.
-        shm_bytes: of one link between two ranks of a host; 0 when they use TCP.
+        options: options of the command line.
+        plan: assignment of ranks to hosts.
+        folder: folder of the log files.
+        shm_bytes: shared memory of a link between two ranks of a host; 0 if they use
+            TCP.
     """
 
     def __init__(
@@ -225,19 +229,19 @@ class Job:
         self.plan = plan
         self.folder = folder
         self.shm_bytes = shm_bytes
-        self.bound = dict(plan.bound)  # those of other hosts follow
+        self.bound = dict(plan.bound)  # processors of other hosts are added later
         self.name = f"{LAUNCHER_JOB}{os.getpid()}:{secrets.token_hex(8)}"
         self.secret = auth.new_secret()
         self.streams = _Streams.own()
         self.remotes: list[remote.RemoteHost] = []
 
     def run(self) -> Outcome:
-        """Everything.
+        """Runs the job.
 
         Raises:
-            HostsFailedError: ranks cannot be started on some host; none was started.
-            RendezvousError: no address for the store.
-            OSError: no process or descriptor left.
+            HostsFailedError: ranks cannot be started on a host; none was started.
+            RendezvousError: there is no address for the store.
+            OSError: no process or descriptor is available.
         """
         signals = Signals()
         processes.adopt_orphans()
@@ -267,16 +271,16 @@ class Job:
             for one in self.remotes:
                 one.kill()
             for one in self.remotes:
-                one.close("it is not needed any more")
+                one.close("it is no longer needed")
             left = processes.kill_all(self.name, excluded_pids={guard.pid})
             guard.dismiss()
             signals.close()
             if left:
-                complain(f"these processes cannot be ended: {left}")
+                complain(f"these processes could not be ended: {left}")
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[tuple[StoreThread, str]]:
-        """The store of the job, and where this host's ranks find the secret."""
+        """Runs the job's store; yields it, and the secret's place for this host."""
         host = store_host(self.plan, os.environ)
         fd, path = keep_in_memory(self.secret)
         try:
@@ -293,7 +297,7 @@ class Job:
     # ---- other hosts ----
 
     def _prepare_remotes(self, address: str, signals: Signals) -> int | None:
-        """Connects with all other hosts; returns the signal that came instead."""
+        """Connects to all other hosts; returns a signal that came in the meantime."""
         jobs = []
         for index in self.plan.remote:
             jobs.append(self._remote_job(index, address))
@@ -306,7 +310,7 @@ class Job:
             return None
         if names := missed(os.environ, jobs[0]["environ"]):
             complain(
-                "warning: set here, but not for the ranks on other hosts: "
+                "warning: set on this host, but not for the ranks on other hosts: "
                 f"{', '.join(names)}; pass them on with -x NAME"
             )
         number = remote.prepare_all(
@@ -337,7 +341,7 @@ class Job:
             complain(*binding.lines(self.bound, names))
 
     def _remote_job(self, index: int, address: str) -> dict[str, Any]:
-        """All that the agent of one host has to know."""
+        """Returns everything that the agent of a host needs to know."""
         environ = crossing(os.environ, dict(self.options.env))
         return {
             "job_tag": f"{self.name}@{index}",
@@ -401,7 +405,7 @@ class Job:
         for place in self.plan.local:
             own = outputs[place.rank]
             environ = {
-                # Else the last lines of a killed rank are lost.
+                # Otherwise the last lines of a killed rank are lost.
                 "PYTHONUNBUFFERED": "1",
                 **os.environ,
                 **common,

@@ -1,4 +1,4 @@
-"""The options of tfdistrun: what they are, and what is wrong with those given."""
+"""Options of tfdistrun, and checks of their values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ examples:
   tfdistrun -np 4 -H host1:2,host2:2 python train.py
   tfdistrun --horovod -np 2 train_with_horovod.py
 
-The ranks have no standard input. If the standard output of tfdistrun is a terminal, so
-is that of rank 0, and its progress bar is rewritten in place; the other ranks write to
-pipes.
+The ranks have no standard input. If the standard output of tfdistrun is a terminal, the
+standard output of rank 0 is too, and its progress bar is rewritten in place; the other
+ranks write to pipes.
 
 SIGINT, SIGTERM and SIGHUP are passed on to the ranks, which then have --signal-grace-s
 seconds to end. If a rank is a shell script that dies of the signal, the programs that
@@ -43,14 +43,14 @@ same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed o
 them; for other environment variables, use -x. See docs/hosts.md."""
 _HOST_TIMEOUT_S = 30.0
 _FOREIGN = {
-    ("-genv", "-env"): "to set a variable for all ranks use -x NAME=VALUE",
+    ("-genv", "-env"): "to set a variable for all ranks, use -x NAME=VALUE",
     ("--nproc_per_node", "--nproc-per-node"): "the number of ranks is -np N",
     ("--nnodes", "--node_rank", "--node-rank", "--master_addr", "--master_port"): (
-        "tfdistrun is started once; it starts the ranks of all hosts by itself: "
+        "tfdistrun is started once and starts the ranks of all hosts: "
         "-H host1:2,host2:2"
     ),
     ("--oversubscribe", "--allow-run-as-root", "--map-by"): (
-        "that is an option of Open MPI's mpirun, which tfdistrun does not need"
+        "this is an option of Open MPI's mpirun, which tfdistrun does not need"
     ),
     ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (
         "give ssh its options with --ssh-command 'ssh -p PORT -i FILE', or in "
@@ -63,7 +63,7 @@ _FOREIGN = {
 
 
 class _Foreign(argparse.Action):
-    """An option of another launcher: says what to use instead."""
+    """An option of another launcher; its error names what to use instead."""
 
     def __call__(
         self,
@@ -122,10 +122,10 @@ def _command(text: str) -> list[str]:
 
 
 def chosen_hosts(options: argparse.Namespace) -> list[Host]:
-    """The hosts of -H or --hostfile; none: all ranks run here.
+    """Returns the hosts of -H or --hostfile; an empty list: all ranks run on this host.
 
     Raises:
-        HostsError: they are malformed, or both are given.
+        HostsError: the hosts are malformed, or both options are given.
     """
     if options.hosts is not None and options.hostfile is not None:
         raise HostsError("give the hosts with -H or --hostfile, not both")
@@ -135,18 +135,18 @@ def chosen_hosts(options: argparse.Namespace) -> list[Host]:
 
 
 def ssh_command(options: argparse.Namespace) -> list[str]:
-    """The command that runs a line on another host: --ssh-command, or the default."""
+    """Returns --ssh-command, or the default, for running a line on another host."""
     return options.ssh_command or _command(SSH_COMMAND)
 
 
 def host_timeout_s(options: argparse.Namespace) -> float:
-    """Seconds for all hosts to be ready: of --host-timeout-s, or the default."""
+    """Returns the seconds for all hosts to be ready: --host-timeout-s or default."""
     given = options.host_timeout_s
     return _HOST_TIMEOUT_S if given is None else float(given)
 
 
 def without_effect(options: argparse.Namespace) -> list[str]:
-    """The options that mean nothing where all ranks run on this host.
+    """Returns options that have no effect if all ranks run on this host.
 
     Example:
         >>> from tfdist.launch.options import parser, without_effect
@@ -161,11 +161,11 @@ def without_effect(options: argparse.Namespace) -> list[str]:
 
 
 def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Seconds that the ranks have after a signal that ends the job.
+    """Returns the seconds that ranks have after a signal that ends the job.
 
     Args:
-        options: of the command line.
-        environ: with TFDIST_SIGNAL_GRACE_S, which has been checked, if it is set.
+        options: options of the command line.
+        environ: variables, with a valid TFDIST_SIGNAL_GRACE_S if it is set.
 
     Example:
         >>> from argparse import Namespace
@@ -179,7 +179,7 @@ def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> f
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of tfdistrun."""
+    """Returns the parser of tfdistrun's options."""
     made = argparse.ArgumentParser(
         prog="tfdistrun",
         usage="tfdistrun -np N [options] COMMAND [ARGUMENT...]",
@@ -231,7 +231,7 @@ def _add_ranks(made: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run a program written for Horovod: `import horovod` loads tfdist, the "
         "spellings of Keras 2 work, HOROVOD_* variables are translated, and gradients "
-        "that are not reduced are an error. See docs/from-horovod.md",
+        "that are not reduced raise an error. See docs/from-horovod.md",
     )
 
 
@@ -245,7 +245,7 @@ def _add_output(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--timestamps",
         action="store_true",
-        help="print the time in front of each line of output",
+        help="print the time at the start of each line of output",
     )
 
 

@@ -1,9 +1,9 @@
-"""Merges what the ranks print into one readable stream.
+"""Merges the output of the ranks into one readable stream.
 
-Each line gets the rank's name in front. A line that a rank rewrites with carriage
-returns (a progress bar) is shown as it stands when the output goes to a terminal, and
-once, in its last state, when it goes to a file. A lone rank's output passes unchanged,
-unless it is to have timestamps.
+Each line starts with the rank's name. A line that a rank rewrites with carriage returns
+(a progress bar) is shown in its current state if the output goes to a terminal, and
+once, in its last state, if it goes to a file. The output of a single rank is passed on
+unchanged, unless it needs timestamps.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ def visible(line: bytes) -> bytes:
 def last_state(line: bytes) -> bytes:
     """Returns the current state of a line that is rewritten by carriage returns.
 
-    Those at its end stay: only what comes next tells whether it is rewritten.
+    Carriage returns at the end of the line are kept: only the following text shows
+    whether the line is rewritten.
     """
     return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r\b"))) + 1 :]
 
 
 def _end_of_character(text: bytes, end: int) -> int:
-    """Where to cut: there, or at the beginning of the UTF-8 character there."""
+    """Returns where to cut: at `end`, or before an incomplete UTF-8 character."""
     for back in range(4):
         if text[end - back] & 0xC0 != 0x80:
             return end - back
@@ -51,14 +52,14 @@ def _end_of_character(text: bytes, end: int) -> int:
 
 
 class Sink:
-    """Where merged lines go: one of this process's own streams.
+    """Destination of merged lines: one of this process's own streams.
 
-    A thread writes, so that a reader that pauses (`| less`, Ctrl-S) holds up nothing
-    else. Who writes on when the sink is `full` fills the memory.
+    A thread writes the lines, so a paused reader (`| less`, Ctrl-S) does not block
+    anything else. Writing while the sink is `full` uses more and more memory.
 
     Args:
-        fd: of standard output or error; None: closed, what is written is dropped.
-        is_terminal: whether somebody watches it live.
+        fd: descriptor of standard output or error; None: closed, output is dropped.
+        is_terminal: whether the descriptor is a terminal.
     """
 
     MOST_BYTES = 1 << 20
@@ -66,14 +67,14 @@ class Sink:
     def __init__(self, fd: int | None, *, is_terminal: bool) -> None:
         self._fd = fd
         self.is_terminal = is_terminal
-        self.error: OSError | None = None  # nothing more can be written
-        self.drops = False  # what comes when it is full
+        self.error: OSError | None = None  # set once nothing more can be written
+        self.drops = False  # whether to drop data when the sink is full
         self._waiting = bytearray()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def write(self, data: bytes) -> None:
-        """Has it written; what cannot be sets `error`."""
+        """Queues data for writing; a failed write sets `error`."""
         if self._fd is None or self.error or (self.drops and self.full):
             return
         with self._changed:
@@ -87,28 +88,28 @@ class Sink:
 
     @property
     def full(self) -> bool:
-        """Whether ranks had better wait."""
+        """Whether ranks should wait before they write more."""
         return len(self._waiting) >= self.MOST_BYTES and not self.error
 
     @property
     def empty(self) -> bool:
-        """Whether all has been written, or cannot be."""
+        """Whether all data has been written, or cannot be written."""
         return not self._waiting or self.error is not None
 
     def flush(self, limit_s: float) -> None:
-        """Waits until it is empty, so long at most."""
+        """Waits until the sink is empty, for `limit_s` at most."""
         with self._changed:
             self._changed.wait_for(lambda: self.empty, limit_s)
 
     def _write_all(self, fd: int) -> None:
-        """As long as the process lives."""
+        """Writes queued data for as long as the process lives."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 data = bytes(self._waiting[:_WRITE_BYTES])
             try:
                 written = os.write(fd, data)
-            except BlockingIOError:  # who made the pipe wants it so
+            except BlockingIOError:  # whoever created the pipe set it to non-blocking
                 select.select([], [fd], [], _TRY_AGAIN_S)
                 continue
             except OSError as error:
@@ -123,14 +124,14 @@ class Sink:
 
 @dataclass
 class Screen:
-    """The line at the bottom of a terminal that is not finished yet."""
+    """A terminal's last line, which is not finished yet."""
 
     sink: Sink
     open_line: bytes = b""
-    lines: int = 0  # that ranks have printed here
+    lines: int = 0  # number of lines printed here by ranks
 
     def print(self, line: bytes) -> None:
-        """A finished line, above the open one."""
+        """Prints a finished line above the open line."""
         if self.open_line:
             self.sink.write(_ERASE + line + b"\n" + self.open_line)
         else:
@@ -143,40 +144,40 @@ class Screen:
             self.open_line = line
 
     def finish(self, line: bytes) -> None:
-        """The open line is finished, as `line`."""
+        """Finishes the open line, as `line`."""
         self.sink.write((_ERASE if self.open_line else b"") + line + b"\n")
         self.open_line = b""
 
 
 @dataclass
 class RankOutput:
-    """Output of one rank: prefix on the screen, log file and last lines."""
+    """Output of one rank: screen prefix, log file and last lines."""
 
     rank: int
     size: int
     log: BinaryIO | None = None
     timestamps: bool = False
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    tail_on: Screen | None = None  # where the last line went
-    tail_at: int = 0  # number of that line there
+    tail_on: Screen | None = None  # screen of the last line
+    tail_at: int = 0  # number of that line on the screen
 
     def tail_is_shown(self, screen: Screen) -> bool:
-        """Whether the last lines are among the last lines of a screen."""
+        """Returns whether the last lines are among the last lines of a screen."""
         return self.tail_on is screen and screen.lines - self.tail_at < TAIL_LINES
 
     def note(self, text: str) -> None:
-        """Adds to the log file what is not shown on the screen."""
+        """Adds text to the log file that is not shown on the screen."""
         if self.log is not None:
             with contextlib.suppress(OSError):
                 self.log.write(text.encode("utf-8", "replace"))
 
     @property
     def passes_unchanged(self) -> bool:
-        """Whether the screen gets what the rank prints as it is."""
+        """Whether the rank's output is shown unchanged on the screen."""
         return self.size == 1 and not self.timestamps
 
     def prefix(self, *, color: bool) -> bytes:
-        """Returns the prefix of its lines, empty if they pass unchanged."""
+        """Returns the prefix of the rank's lines; empty if they pass unchanged."""
         if self.passes_unchanged:
             return b""
         stamp = ""
@@ -191,7 +192,7 @@ class RankOutput:
 
 
 class StreamMerger:
-    """One stream (standard output or error) of one rank on its way to a screen."""
+    """Passes one stream (standard output or error) of one rank to a screen."""
 
     def __init__(self, output: RankOutput, screen: Screen, *, color: bool) -> None:
         self._output = output
@@ -201,7 +202,7 @@ class StreamMerger:
         self._is_open = False  # the screen's open line is this stream's
 
     def feed(self, data: bytes) -> None:
-        """Takes what the rank printed."""
+        """Processes output of the rank."""
         self._keep(data)
         if self._output.passes_unchanged:
             self._screen.sink.write(data)
@@ -216,13 +217,13 @@ class StreamMerger:
         self._show_partial()
 
     def end(self) -> None:
-        """The stream is closed: what is left is a line."""
+        """Handles the end of the stream: the remaining text becomes a line."""
         if self._partial:
             self._line(self._partial)
             self._partial = b""
 
     def _keep(self, data: bytes) -> None:
-        """Writes to the log file; a job does not end for the want of one."""
+        """Writes to the log file; a write error does not end the job."""
         log = self._output.log
         if log is None:
             return
@@ -232,7 +233,7 @@ class StreamMerger:
                 rest = rest[log.write(rest) :]
         except OSError as error:
             self._output.log = None
-            text = f"cannot write to {log.name}: {error.strerror}; it ends here"
+            text = f"cannot write to {log.name}: {error.strerror}; the log ends here"
             self._screen.print(f"tfdistrun: warning: {text}".encode())
 
     def _line(self, line: bytes) -> None:
@@ -259,17 +260,18 @@ class StreamMerger:
 
 
 class FolderInUseError(Exception):
-    """Another job writes its output to this folder."""
+    """Another job writes its output to the same folder."""
 
 
 def log_folder(chosen: str | None) -> Path:
-    """Makes the folder of the log files.
+    """Creates the folder of the log files.
 
     Args:
-        chosen: by the user; None: tfdist-logs/<time>-<process> in the current folder.
+        chosen: folder that the user chose; None: tfdist-logs/<time>-<process> in the
+            current folder.
 
     Raises:
-        OSError: it cannot be made, or written to.
+        OSError: the folder cannot be created or written to.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(chosen) if chosen else Path("tfdist-logs") / name
@@ -284,10 +286,11 @@ def reserved(folder: Path) -> Iterator[None]:
     """Locks the log folder against other jobs, until this process ends at the latest.
 
     Raises:
-        FolderInUseError: another tfdistrun has it.
+        FolderInUseError: another tfdistrun uses the folder.
     """
     with contextlib.ExitStack() as stack:
-        # No permission to read it, or a file system without locks: nobody can tell.
+        # Without read permission, or on a file system without locks, other users are
+        # not noticed.
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, fd)
@@ -299,12 +302,12 @@ def reserved(folder: Path) -> Iterator[None]:
 
 
 def complain(*lines: str) -> None:
-    """Writes to standard error, in the name of tfdistrun, if anybody reads it."""
+    """Writes messages of tfdistrun to standard error, if it is open."""
     from rich.console import Console
 
     class Unread(Console):
         def on_broken_pipe(self) -> None:
-            """No reason to end with another exit code than the job's."""
+            """Ignores the error: the exit code remains the job's."""
 
     console = Unread(
         stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False

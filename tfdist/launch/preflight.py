@@ -1,4 +1,4 @@
-"""Checks, before anything starts, what the ranks will need of this machine."""
+"""Checks, before the start, the resources that the ranks will need on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.core.rendezvous.overlay import first_peers
 
 _FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
 _FILES_A_PEER = 4  # socket, memory, window, doorbell
-_FILES_A_RANK = 6  # of the launcher: two pipes, log file, process, two of the store
+_FILES_A_RANK = 6  # in the launcher: two pipes, log file, process, two of the store
 _STACK_BYTES = 1 << 20
 _GOOD_STACK_BYTES = 8 << 20
 
@@ -28,10 +28,10 @@ class Findings:
 
 
 def raised_limit(kind: int, need: int, wish: int) -> int:
-    """Raises a soft limit of this process (ranks inherit it) towards `wish`.
+    """Raises a soft limit of this process, which ranks inherit, towards `wish`.
 
     Returns:
-        The limit in force, at least `need` where the hard limit allows it.
+        The resulting limit; at least `need` if the hard limit permits it.
     """
     soft, hard = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY or soft >= need:
@@ -42,7 +42,7 @@ def raised_limit(kind: int, need: int, wish: int) -> int:
 
 
 def _used(folder: Path) -> int:
-    """Bytes of a control group that it cannot give back; files it has read it can."""
+    """Returns a control group's bytes in use, without reclaimable file caches."""
     told = (folder / "memory.stat").read_text().splitlines()
     stat = dict(line.split() for line in told)
     files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
@@ -50,7 +50,7 @@ def _used(folder: Path) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated now: of the machine, and of this control group."""
+    """Returns the bytes that the machine and this control group can still allocate."""
     free = int(psutil.virtual_memory().available)
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -61,16 +61,19 @@ def available_memory() -> int:
                 if limit != "max":
                     free = min(free, max(0, int(limit) - _used(folder)))
     except (OSError, ValueError):
-        pass  # no control group of version 2: the machine's figure stands
+        pass  # no control group of version 2: only the machine limits the memory
     return free
 
 
 def links_a_rank(world: int) -> int:
-    """Links with which each of `world` ranks starts (TFDIST_MESH_RANKS)."""
+    """Returns the number of links that each of `world` ranks starts with.
+
+    It depends on TFDIST_MESH_RANKS.
+    """
     try:
         mesh_ranks = int(native.value("TFDIST_MESH_RANKS"))
     except (ImportError, native.CoreError):
-        mesh_ranks = world  # reported elsewhere; here the most there can be
+        mesh_ranks = world  # reported elsewhere; this is the maximum
     return len(first_peers(0, world, mesh_ranks))
 
 
@@ -81,10 +84,10 @@ def check(
 
     Args:
         size: number of ranks on this host.
-        shm_bytes: of one link between two ranks, with what each has in its window for
-            the other; 0 when they use TCP.
-        world: number of ranks on all hosts; default `size`.
-        served: number of ranks whose output and words this process reads; default
+        shm_bytes: shared memory of a link between two ranks, including each rank's
+            window for the other rank; 0 if they use TCP.
+        world: number of ranks on all hosts; default: `size`.
+        served: number of ranks whose output and messages this process reads; default:
             `world`.
     """
     found = Findings()

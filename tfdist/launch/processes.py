@@ -1,8 +1,8 @@
-"""Starts the process of a rank; finds and ends every process of a job.
+"""Starts the processes of ranks; finds and ends every process of a job.
 
-Each rank is in a process group of its own, but processes of the job may have left it,
-and their parents: they are found as descendants of this process, and by the job tag in
-their environment.
+Each rank has its own process group, but a process of the job may leave the group and
+lose its parent. Processes are therefore found as descendants of this process, and by
+the job tag in their environment.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tfdist.launch import _standalone
 from tfdist.launch._standalone import JOB_TAG_VARIABLE, tagged_processes
 
 _FEWEST_COLUMNS = 20
-_MOST_CELLS = (1 << 16) - 1  # of a line, or lines, that a terminal can have
+_MOST_CELLS = (1 << 16) - 1  # maximum number of columns, or rows, of a terminal
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 3.0
 _PAUSE_S = 0.01
 
 
 def standalone(program: str) -> list[str]:
-    """The command line of a program of `_standalone`, without its arguments."""
+    """Returns the command line of a `_standalone` program, without its arguments."""
     script = Path(_standalone.__file__)
     return [sys.executable, "-I", "-S", str(script), program]
 
@@ -52,11 +52,11 @@ class RankProcess:
     """A started rank.
 
     Attributes:
-        rank: its index.
-        process: of which `pid` is also the id of its process group.
+        rank: number of the rank.
+        process: the process; its `pid` is also the id of its process group.
         pidfd: becomes readable when the process ends.
         stdout: descriptor from which its standard output is read.
-        stderr: the same for its standard error.
+        stderr: descriptor from which its standard error is read.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class RankProcess:
 
 
 def _terminal(columns: int) -> tuple[int, int]:
-    """A pseudo terminal that passes bytes as they are; (our end, the rank's end)."""
+    """Opens a pseudo terminal that does not change bytes: (our end, the rank's end)."""
     ours, theirs = pty.openpty()
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST  # no "\n" → "\r\n"
@@ -88,18 +88,19 @@ def start_rank(
     terminal_columns: int | None,
     processors: Sequence[int] | None = None,
 ) -> RankProcess:
-    """Starts one rank. Must be called by the main thread, which outlives it.
+    """Starts one rank. Call it in the main thread, which lives longer than the rank.
 
     Args:
-        rank: its index.
+        rank: number of the rank.
         command: program and arguments.
-        environ: all variables of the rank, but for those of `allocator`.
-        terminal_columns: gives the rank a terminal of this width as its standard
-            output; None: a pipe.
-        processors: numbers of those that it may use; None: all that this process may.
+        environ: all variables of the rank, except those of `allocator`.
+        terminal_columns: width of a terminal that becomes the rank's standard output;
+            None: a pipe.
+        processors: numbers of the processors that the rank may use; None: those of this
+            process.
 
     Raises:
-        OSError: no process or descriptor left.
+        OSError: no process or descriptor is available.
     """
     if terminal_columns is None:
         stdout, their_stdout = os.pipe()
@@ -159,13 +160,13 @@ class Guard:
         return self._process.pid
 
     def watch(self, group: int) -> None:
-        """Has it look after a process group, too, which was just made for a rank."""
+        """Adds the process group of a new rank."""
         stdin = cast(IO[bytes], self._process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # it was killed
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             stdin.write(b"%d\n" % group)
 
     def dismiss(self) -> None:
-        """Everything has been ended; the guard goes."""
+        """Tells the guard to exit, because everything has ended."""
         try:
             self._process.communicate(b"x", timeout=2.0)
         except (subprocess.TimeoutExpired, OSError):
@@ -175,32 +176,32 @@ class Guard:
 
 # ---- all processes of a job ----
 
-# Children from before adopt_orphans: a shell that becomes this program may have started
-# some (`> >(tee log)`, `service & exec tfdistrun`).
+# Children from before adopt_orphans: a shell that replaced itself with this program may
+# have started some (`> >(tee log)`, `service & exec tfdistrun`).
 _strangers: set[psutil.Process] = set()
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of descendants whose own parents end.
 
-    Children that it has already, and all below them, are not of the job.
+    Existing children, and their descendants, do not belong to the job.
     """
     _strangers.update(psutil.Process().children())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def memory_of_children() -> int:
-    """Most bytes that one of the processes below this one had, of those that ended."""
+    """Returns the peak memory, in bytes, of the largest descendant that has ended."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
 def job_processes(job_tag: str, *, excluded_pids: Collection[int]) -> list[int]:
-    """Processes of the job: descendants of this process, and those with its tag.
+    """Returns the job's processes: descendants of this process, and tagged processes.
 
     Args:
         job_tag: value of JOB_TAG_VARIABLE in their environment.
-        excluded_pids: children that are no part of it, with all below them (the guard,
-            ssh).
+        excluded_pids: children that do not belong to the job, with their descendants
+            (the guard, ssh).
     """
     found = set(tagged_processes(job_tag))
     for child in psutil.Process().children():
@@ -225,7 +226,7 @@ def _runs(pid: int) -> bool:
 
 
 def send_signal(pids: Collection[int], number: int) -> None:
-    """Sends a signal to each process that is still there."""
+    """Sends a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -234,15 +235,15 @@ def send_signal(pids: Collection[int], number: int) -> None:
 def kill_all(
     job_tag: str, *, excluded_pids: Collection[int], waited_pids: Collection[int] = ()
 ) -> list[int]:
-    """Kills until nothing is left.
+    """Kills the processes of the job until none is left.
 
     Args:
         job_tag: as for `job_processes`.
         excluded_pids: as for `job_processes`.
-        waited_pids: children whose exit codes their Popen objects still have to get.
+        waited_pids: children whose exit codes their Popen objects must still collect.
 
     Returns:
-        Processes that withstood (in the kernel) for 3 s.
+        Processes that still exist (in the kernel) after 3 s.
     """
     own = {*excluded_pids, *waited_pids}
     deadline = time.monotonic() + _KILL_LIMIT_S
@@ -257,10 +258,10 @@ def kill_all(
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Reaps adopted children that have ended; `own` are reaped by their Popen objects.
+    """Reaps adopted children that have ended; Popen objects reap those in `own`.
 
-    A child that is reaped here before its Popen object has waited for it would be taken
-    to have ended with exit code 0.
+    If a child is reaped here before its Popen object has waited for it, the Popen
+    object reports exit code 0.
     """
     for child in psutil.Process().children():
         try:

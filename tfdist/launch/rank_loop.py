@@ -1,9 +1,9 @@
 """The event loop that runs the ranks of one host, for tfdistrun and for its agents.
 
 `RankLoop` starts ranks, reads their output, notices when they end, passes signals on,
-and ends all that is left with SIGTERM and then SIGKILL. `supervisor` and `agent` add
-what differs: where the output goes, and when the ranks have to end. One thread; nothing
-in it blocks once ranks run.
+and ends remaining processes with SIGTERM and then SIGKILL. `supervisor` and `agent` add
+the parts that differ: the destination of the output, and when the ranks must end. It
+uses one thread; nothing in it blocks while ranks run.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from tfdist.launch.signals import (
 
 READ_BYTES = 64 << 10
 TERM_S = 1.0  # from SIGTERM to SIGKILL
-DRAIN_S = 0.5  # for output that comes after the last rank's end
+DRAIN_S = 0.5  # for output that arrives after the last rank's end
 REAP_EVERY_S = 1.0
-CHILDREN_STEP_S = 0.05  # between two looks whether children of the ranks still run
+CHILDREN_STEP_S = 0.05  # between two checks for running children of the ranks
 PAUSED_STEP_S = 0.05
 _ENDING_STEP_S = 0.02
 
 
 class Stream(Protocol):
-    """Gets what a rank prints to its standard output, or error."""
+    """Receives the output of a rank to its standard output or error."""
 
     def feed(self, data: bytes) -> None:
-        """Takes what came."""
+        """Processes received output."""
 
     def end(self) -> None:
-        """The rank has closed it."""
+        """Is called when the rank has closed the stream."""
 
 
 class RankLoop:
     """Runs the ranks of this host in an event loop.
 
     Args:
-        on_exit: gets a rank that has ended, and its exit code.
-        writers: returns the descriptors that something waits to be written to, and what
-            writes to them.
-        must_pause: returns whether ranks have to wait: nobody takes what they print.
+        on_exit: function that is called with a rank that has ended, and its exit code.
+        writers: function that returns the descriptors waiting to be written to, and the
+            functions that write to them.
+        must_pause: function that returns whether ranks must wait, because nobody reads
+            their output.
 
     Attributes:
-        running: the processes of ranks that have not ended, by rank.
-        streams: what gets the output of the ranks, by the descriptors that are open.
+        running: processes of the ranks that have not ended, by rank.
+        streams: receivers of the ranks' output, by open descriptor.
         children: processes that the ranks have started, and that got the first signal.
-        asked_s: when the ranks were first asked to end, by a monotonic clock.
-        excluded_pids: children of this process that are no part of the job.
-        paused: nothing is read from ranks, nor from any `source`.
+        asked_s: time at which the ranks were first asked to end, by a monotonic clock.
+        excluded_pids: children of this process that do not belong to the job.
+        paused: whether reading from the ranks and from every `source` is paused.
     """
 
     def __init__(
@@ -84,23 +85,23 @@ class RankLoop:
     # ---- descriptors ----
 
     def watch(self, descriptor: Any, action: Callable[[], None]) -> None:
-        """Calls the action whenever something can be read, also while paused."""
+        """Calls the action whenever data can be read, even while paused."""
         self._selector.register(descriptor, selectors.EVENT_READ, action)
 
     def watch_source(self, fd: int, action: Callable[[], None]) -> None:
-        """Calls the action whenever something can be read, but not while paused."""
+        """Calls the action whenever data can be read, except while paused."""
         self._sources[fd] = action
         if not self.paused:
             self.watch(fd, action)
 
     def forget(self, fd: int) -> None:
-        """Ends `watch` or `watch_source`; the descriptor may be closed already."""
+        """Ends `watch` or `watch_source`; the descriptor may already be closed."""
         self._sources.pop(fd, None)
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
     def step(self, until_s: float) -> None:
-        """Waits for events until then at most, and handles those that came."""
+        """Waits for events, until `until_s` at most, and handles them."""
         self._pause_if(self._must_pause())
         if self.paused:
             until_s = min(until_s, time.monotonic() + PAUSED_STEP_S)
@@ -109,7 +110,7 @@ class RankLoop:
         for fd, write in writers.items():
             self._selector.register(fd, selectors.EVENT_WRITE, write)
         events = self._selector.select(timeout_s)
-        for fd in writers:  # before the actions, which may close it
+        for fd in writers:  # before the actions, which may close descriptors
             self._selector.unregister(fd)
         for key, _ in events:
             key.data()
@@ -122,13 +123,13 @@ class RankLoop:
         *,
         extended_by_pauses: bool = False,
     ) -> None:
-        """Steps while `unfinished`, for so long at most.
+        """Runs steps while `unfinished` returns True, for `limit_s` at most.
 
         Args:
-            unfinished: is asked before each step.
-            limit_s: seconds.
-            step: one step, until the given time at most.
-            extended_by_pauses: whether time in which the loop is paused does not count.
+            unfinished: function that is called before each step.
+            limit_s: time limit in seconds.
+            step: function that runs one step, until the given time at most.
+            extended_by_pauses: whether the time limit excludes pauses of the loop.
         """
         deadline = time.monotonic() + limit_s
         while unfinished() and (begin_s := time.monotonic()) < deadline:
@@ -137,7 +138,7 @@ class RankLoop:
                 deadline += time.monotonic() - begin_s
 
     def close(self) -> None:
-        """No step follows."""
+        """Releases the loop's resources; call no step afterwards."""
         self._selector.close()
 
     def _pause_if(self, paused: bool) -> None:
@@ -150,7 +151,7 @@ class RankLoop:
     # ---- ranks ----
 
     def guard_with(self, guard: processes.Guard) -> None:
-        """Must be called before the first rank is started."""
+        """Sets the guard; call it before the first rank is started."""
         self._guard = guard
         self.excluded_pids.add(guard.pid)
 
@@ -168,7 +169,7 @@ class RankLoop:
         """Starts a rank and watches it; see `processes.start_rank`.
 
         Raises:
-            OSError: no process or descriptor left.
+            OSError: no process or descriptor is available.
         """
         assert self._guard is not None  # noqa: S101 - guard_with was called
         started = processes.start_rank(
@@ -203,7 +204,7 @@ class RankLoop:
         os.close(fd)
 
     def close_streams(self) -> None:
-        """Reads nothing more; processes that are left may keep the pipes open."""
+        """Stops reading; remaining processes may keep the pipes open."""
         for fd in list(self.streams):
             self._close_stream(fd)
 
@@ -216,7 +217,7 @@ class RankLoop:
         self._on_exit(ended.rank, code)
 
     def reap(self) -> None:
-        """Reaps orphans of the job; must be called now and then."""
+        """Reaps orphans of the job; call it regularly."""
         if self._guard is not None:
             processes.reap_orphans(self.excluded_pids | self._groups)
 
@@ -224,29 +225,29 @@ class RankLoop:
 
     @property
     def _groups(self) -> set[int]:
-        """Process groups of the ranks that run: ids of their first processes."""
+        """Process groups of the running ranks: ids of their first processes."""
         return {started.process.pid for started in self.running.values()}
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the ranks and all in their groups."""
+        """Sends a signal to the ranks and all processes in their groups."""
         for group in self._groups:
             signal_group(group, number)
 
     def pass_on(self, number: int) -> None:
-        """Sends a signal that ends nothing to those that expect it."""
+        """Sends a signal that does not end the job to the processes that expect it."""
         pass_on(self._groups, number)
 
     def ask_to_end(self, number: int) -> None:
-        """Sends an ending signal; with the first one, `children` begin to count."""
+        """Sends an ending signal; the first call also records the `children`."""
         is_first = self.asked_s is None
-        if is_first:  # only then: a rank may be dead while its children save
+        if is_first:  # only once: a rank may be dead while its children save
             self.children.note(self._groups, number)
         self.signal(number)
         if is_first:
             self.asked_s = time.monotonic()
 
     def is_repeated(self) -> bool:
-        """Whether an ending signal that comes now means no more than the first one."""
+        """Returns whether an ending signal now repeats the first one."""
         return (
             self.asked_s is not None and time.monotonic() < self.asked_s + SAME_SIGNAL_S
         )
@@ -261,15 +262,15 @@ class RankLoop:
         )
 
     def kill(self) -> None:
-        """Sends SIGKILL to everything of the job that is on this host."""
+        """Sends SIGKILL to every process of the job on this host."""
         self.signal(signal.SIGKILL)
         processes.send_signal(self._job_processes(), signal.SIGKILL)
 
     def end_leftovers(self, step: Callable[[float], None]) -> None:
-        """Ends what is left of the job on this host: ranks, their children, daemons.
+        """Ends the job's remaining processes on this host: ranks, children, daemons.
 
         Args:
-            step: one step, until the given time at most.
+            step: function that runs one step, until the given time at most.
         """
         left = self._job_processes()
         if not left or self._guard is None:

@@ -1,8 +1,8 @@
-"""Ranks on another host: the command that starts the agent there, and talking to it.
+"""Ranks on another host: starts the agent there, and communicates with it.
 
-One connection a host: COMMAND HOST LINE, by default ssh. The line for the remote shell
-starts `agent` and holds nothing else, so that there is hardly anything to quote; the
-job follows through standard input.
+There is one connection per host: COMMAND HOST LINE, by default with ssh. The line for
+the remote shell only starts `agent`, so that there is little to quote; the job is sent
+through standard input.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfdist.launch import agent_protocol
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import PASSED_ON, Signals
 
-# Whose key ssh does not know is refused, as the user's own configuration says; nothing
-# is asked, since nobody could answer. A dead connection ends after 15 s.
+# Hosts whose key is unknown to ssh are refused, as the user's configuration defines.
+# ssh asks nothing, since nobody could answer. A dead connection ends after 15 s.
 SSH_COMMAND = (
     "ssh -x -T -o BatchMode=yes -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
@@ -37,11 +37,11 @@ _ROUND_S = 1.0
 _HINTS = (
     (
         "Host key verification failed",
-        "connect once by hand, `ssh {host} true`, and check the key that it shows",
+        "connect once manually, `ssh {host} true`, and check the key that it shows",
     ),
     (
         "Permission denied",
-        "`ssh {host} true` must work without a password: put a public key of yours "
+        "`ssh {host} true` must work without a password: put your public key "
         "into that host's ~/.ssh/authorized_keys (ssh-copy-id {host})",
     ),
     ("Could not resolve hostname", "is the name right?"),
@@ -59,12 +59,12 @@ _HINTS = (
 
 
 def remote_line(python: str, python_path: str | None) -> str:
-    """The line for the shell of the other host.
+    """Returns the line for the shell of the other host.
 
     Args:
         python: path of the interpreter, the same on all hosts.
-        python_path: PYTHONPATH for the agent; None: that host's own. Relative folders
-            are taken from this process's working directory.
+        python_path: PYTHONPATH for the agent; None: the other host's own. Relative
+            folders are relative to this process's working directory.
 
     Example:
         >>> from tfdist.launch import remote
@@ -80,7 +80,7 @@ def remote_line(python: str, python_path: str | None) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """How a rank ended; `lost` says why that is not known, else ""."""
+    """End of a rank; `lost` states why its exit code is unknown, or is ""."""
 
     rank: int
     code: int
@@ -92,8 +92,8 @@ class RemoteHost:
     """The connection to one host's agent.
 
     Args:
-        host: whose `name` the command gets.
-        ranks: to be started there.
+        host: the host; its `name` is passed to the command.
+        ranks: ranks to start there.
         command: program and arguments that run a line on another host.
     """
 
@@ -101,16 +101,16 @@ class RemoteHost:
         self.host = host
         self.ranks = list(ranks)
         self.state = "connecting"  # then "greeted", "ready", "running", "closed"
-        self.failure = ""  # why the ranks cannot be started there
+        self.failure = ""  # why the ranks cannot be started on that host
         self.failure_code = 1
         self.warnings: list[str] = []
         self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
-        self.threads = ""  # what binding.THREADS is for its ranks
-        self.memory_bytes = 0  # most that a process of a rank there has used
-        self.clock_s = 0.0  # add it to a time of that host
+        self.threads = ""  # value of binding.THREADS for its ranks
+        self.memory_bytes = 0  # peak memory of a rank's process there
+        self.clock_s = 0.0  # offset that converts a time of that host
         self._job: dict[str, Any] = {}
         self._left = set(ranks)
-        self._save_ends_s = 0.0  # later than now: a signal ends the agent
+        self._save_ends_s = 0.0  # in the future while a signal ends the agent
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = agent_protocol.Decoder(agent_protocol.GREETING)
         self._out = bytearray()
@@ -140,10 +140,10 @@ class RemoteHost:
             self.write()
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Has the agent prepare for the job once it has greeted.
+        """Sends the job to the agent once it has greeted.
 
-        Before, whoever is at the other end may be no agent, or a terminal: that would
-        show the secret.
+        Before the greeting, the other end may not be an agent, but a terminal, which
+        would show the secret.
         """
         self._job = job
 
@@ -155,11 +155,11 @@ class RemoteHost:
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for the pipe to take it."""
+        """Whether data is waiting to be written to the pipe."""
         return bool(self._out) and self.state != "closed"
 
     def write(self) -> None:
-        """Writes what waits; what cannot be is noticed by reading."""
+        """Writes waiting data; a broken connection is noticed when reading."""
         if self.state == "closed":
             return
         try:
@@ -172,11 +172,11 @@ class RemoteHost:
 
     @property
     def saves(self) -> bool:
-        """Whether its agent got a signal and gives its ranks time to save."""
+        """Whether the agent received a signal and gives its ranks time to save."""
         return self.state != "closed" and time.monotonic() < self._save_ends_s
 
     def heard(self) -> None:
-        """It is there, as far as anybody can say who does not read."""
+        """Assumes that the agent is alive, for a caller that is not reading."""
         self._heard_s = time.monotonic()
 
     def run_periodic(self) -> list[End]:
@@ -188,7 +188,7 @@ class RemoteHost:
             self.send(do="ping")
         if self.state == "running" and now - self._heard_s > agent_protocol.SILENCE_S:
             return self.close(
-                f"nothing came from it for {agent_protocol.SILENCE_S:g} s"
+                f"nothing was received from it for {agent_protocol.SILENCE_S:g} s"
             )
         return []
 
@@ -211,7 +211,7 @@ class RemoteHost:
                 else:
                     found.append(frame)
         except (agent_protocol.FrameError, KeyError, TypeError, ValueError) as error:
-            found += self.close(f"what came from it is not of tfdist: {error}")
+            found += self.close(f"it sent data that is not from tfdist: {error}")
         return found
 
     def _message(self, message: dict[str, Any]) -> list[End]:
@@ -248,7 +248,7 @@ class RemoteHost:
         return []
 
     def read_said(self) -> list[str]:
-        """Lines that came on standard error: what ssh says."""
+        """Returns lines from standard error, such as ssh's messages."""
         try:
             data = os.read(self.stderr, _READ_BYTES)
         except BlockingIOError:
@@ -260,7 +260,7 @@ class RemoteHost:
     # ---- the end ----
 
     def close(self, why: str = "") -> list[End]:
-        """Gives the connection up; its ranks that have not ended are lost."""
+        """Closes the connection; its ranks that have not ended are lost."""
         if self.state == "closed":
             return []
         try:
@@ -305,7 +305,7 @@ class RemoteHost:
 
 
 def _descriptor(pipe: Any) -> int:
-    """A descriptor of our own, so that the Popen object closes nothing of it."""
+    """Returns a duplicate descriptor, which the Popen object does not close."""
     fd = os.dup(pipe.fileno())
     pipe.close()
     os.set_blocking(fd, False)
@@ -319,16 +319,16 @@ def prepare_all(
     *,
     timeout_s: float,
 ) -> int | None:
-    """Waits until every host is ready to start its ranks, or one cannot be.
+    """Waits until every host is ready to start its ranks, or a host fails.
 
     Args:
-        remotes: the connections; their `failure` tells what went wrong.
-        jobs: what each agent has to know.
-        signals: of this process, which end the wait.
-        timeout_s: seconds for all of it.
+        remotes: the connections; their `failure` states what went wrong.
+        jobs: the job description for each agent.
+        signals: signals of this process, which end the wait.
+        timeout_s: time limit in seconds for all hosts together.
 
     Returns:
-        The signal that came, else None.
+        The signal that came, or None.
     """
     deadline = time.monotonic() + timeout_s
     selector = selectors.DefaultSelector()
@@ -348,13 +348,13 @@ def prepare_all(
                 for remote in waiting:
                     _give_up(remote, timeout_s)
                 return None
-            for remote in remotes:  # those that are ready wait for the others
+            for remote in remotes:  # hosts that are ready wait for the others
                 remote.run_periodic()
                 if remote.wants_write and remote.stdin not in selector.get_map():
                     waits = (remote, remote.write)
                     selector.register(remote.stdin, selectors.EVENT_WRITE, waits)
             _round(selector, min(left_s, _ROUND_S))
-            # There is nobody yet to pass a user's signal on to, and it ends nothing.
+            # A user's signal has no receiver yet, and does not end the job.
             if numbers := [n for n in signals.take() if n not in PASSED_ON]:
                 return numbers[0]
             if any(remote.failure for remote in remotes):
@@ -367,7 +367,7 @@ def prepare_all(
 
 
 def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
-    """One round of reading and writing; forgets what is closed or written."""
+    """Reads and writes once; forgets descriptors that are closed or written."""
     for key, _ in selector.select(timeout_s):
         if key.data is None:  # a signal
             continue
@@ -377,7 +377,7 @@ def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
         found = act()
         done = {
             remote.stdin: not remote.wants_write,
-            remote.stderr: not found,  # its end: the command is about to end
+            remote.stderr: not found,  # end of stderr: the command is about to end
         }
         for fd in (remote.stdin, remote.stdout, remote.stderr):
             over = remote.state == "closed" or (fd == key.fd and done.get(fd, False))
@@ -386,7 +386,7 @@ def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
 
 
 def _collect(waiting: Sequence[RemoteHost], selector: selectors.BaseSelector) -> None:
-    """Hosts that fail at the same time are all reported: another half second."""
+    """Waits half a second, to report all hosts that fail at the same time."""
     deadline = time.monotonic() + 0.5
     while (left_s := deadline - time.monotonic()) > 0:
         if all(remote.failure or remote.state == "ready" for remote in waiting):
@@ -395,5 +395,5 @@ def _collect(waiting: Sequence[RemoteHost], selector: selectors.BaseSelector) ->
 
 
 def _give_up(remote: RemoteHost, timeout_s: float) -> None:
-    remote.process.send_signal(signal.SIGTERM)  # ssh then says what it waits for
+    remote.process.send_signal(signal.SIGTERM)  # ssh then reports what it waits for
     remote.close(f"no answer within {timeout_s:g} s (--host-timeout-s)")

@@ -1,8 +1,8 @@
-"""The signals that tfdistrun and its agents get, and which processes they pass them to.
+"""Signals that tfdistrun and its agents receive, and pass on to processes.
 
 A rank is more than its first process: COMMAND may be a shell script that starts the
-program, and the program may have children. All are in the rank's process group unless
-they leave it.
+program, and the program may have children. All of them are in the rank's process group,
+unless they leave it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 import psutil
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # their meaning is the program's
-# Default of --signal-grace-s: for the ranks to save, from an ending signal to SIGTERM
-# and SIGKILL.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the program defines their meaning
+# Default of --signal-grace-s: time for the ranks to save, from an ending signal to
+# SIGTERM and SIGKILL.
 SIGNAL_GRACE_S = 25.0
-# One act of the user may bring several: a terminal that is closed, `timeout`.
+# A single act of the user may send several signals: closing a terminal, `timeout`.
 SAME_SIGNAL_S = 1.0
 
 
 class Signals:
     """Turns signals into bytes on a pipe, which a selector can wait for.
 
-    A SIGHUP that this process was started to ignore (`nohup`) stays ignored, by the
-    ranks too. What else a program can inherit is put right, for the ranks too: signals
-    that are blocked, and a SIGCHLD that is ignored, with which the kernel forgets how
+    If this process was started with SIGHUP ignored (`nohup`), SIGHUP stays ignored,
+    also by the ranks. Other inherited settings are corrected, for the ranks too:
+    blocked signals, and an ignored SIGCHLD, with which the kernel does not report how
     children ended.
     """
 
@@ -54,18 +54,18 @@ class Signals:
         )
 
     def fileno(self) -> int:
-        """For the selector."""
+        """Returns the pipe's descriptor, for a selector."""
         return self._read
 
     def take(self) -> list[int]:
-        """Numbers of the signals that came."""
+        """Returns the numbers of the received signals."""
         try:
             return [n for n in os.read(self._read, 64) if n in self._numbers]
         except BlockingIOError:
             return []
 
     def close(self) -> None:
-        """Puts the previous handlers back."""
+        """Restores the previous handlers."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._previous_mask)
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
@@ -75,18 +75,19 @@ class Signals:
 
 
 def signal_group(group: int, number: int) -> None:
-    """Sends a signal to a process group, if any of it is left."""
+    """Sends a signal to a process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def pass_on(groups: Collection[int], number: int) -> None:
-    """Sends a signal to those of the groups who have a use for it; nobody ends by it.
+    """Sends a signal to the processes in the groups that expect it, so that none dies.
 
-    A shell that waits for the program has none, as a rule, and would die of it. Those
-    have one who have a handler, or whose first thread has the signal blocked: another
-    thread, or a signalfd, waits for it. (The kernel shows what a thread waits for as
-    not blocked, so that a first thread in `sigwait` is not told from others.)
+    A shell that waits for the program usually does not expect the signal and would die
+    of it. A process expects the signal if it has a handler, or if its first thread has
+    the signal blocked: a different thread, or a signalfd, then waits for it. (The
+    kernel shows a signal that a thread waits for as not blocked, so a first thread in
+    `sigwait` cannot be recognized.)
     """
     for pid in _members(groups):
         if (treatment := _treatment(pid, number)) and treatment.expects:
@@ -95,21 +96,21 @@ def pass_on(groups: Collection[int], number: int) -> None:
 
 
 class ChildProcesses:
-    """Processes that ranks have started, and that still do what they began at a signal.
+    """Processes started by ranks that are still busy with their work at a signal.
 
-    Where COMMAND is a shell script the rank may be the shell, which dies of the signal
-    at once while the program saves. The children of a rank that ends by itself do not
-    count: it could have waited for them.
+    If COMMAND is a shell script, the rank may be the shell, which dies of the signal
+    immediately while the program saves. The children of a rank that exits without being
+    killed by a signal are ignored: the rank could have waited for them.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, list[psutil.Process]] = {}  # by the rank's group
 
     def note(self, groups: Collection[int], number: int) -> None:
-        """Notes the members that do not ignore the signal, which they are about to get.
+        """Records the members that do not ignore the signal they are about to receive.
 
-        Most of the others never end by themselves: a shell has its background jobs
-        ignore SIGINT.
+        Most of the other processes never end without SIGKILL: background jobs of a
+        shell ignore SIGINT.
         """
         self._left = {group: [] for group in groups}
         for pid, group in _members(groups).items():
@@ -118,12 +119,12 @@ class ChildProcesses:
                     self._left[group].append(psutil.Process(pid))
 
     def rank_ended(self, group: int, code: int) -> None:
-        """Forgets the children of a rank that did not die of a signal."""
+        """Forgets the children of a rank that was not killed by a signal."""
         if code >= 0:
             self._left.pop(group, None)
 
     def are_left(self) -> bool:
-        """Whether some of them run."""
+        """Returns whether some of the children are running."""
         self._left = {
             group: [one for one in listed if _runs(one)]
             for group, listed in self._left.items()
@@ -132,7 +133,7 @@ class ChildProcesses:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; another one with its id does not count."""
+    """Returns whether this process, not a later one with its id, is running."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -140,7 +141,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _members(groups: Collection[int]) -> dict[int, int]:
-    """Ids of processes, and which of the groups they are in."""
+    """Returns the group of each process that is in one of the groups, by process id."""
     found = {}
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -151,14 +152,14 @@ def _members(groups: Collection[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class _Treatment:
-    """Disposition of one signal in a process; neither flag means the default."""
+    """How a process handles one signal; neither flag means the default."""
 
     ignores: bool
     expects: bool  # it has a handler, or its first thread has the signal blocked
 
 
 def _treatment(pid: int, number: int) -> _Treatment | None:
-    """None: it has ended."""
+    """Returns how a process handles a signal; None if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Watches the ranks of a job from start to end, and decides when they have to end.
+"""Watches the ranks of a job from start to end, and decides when they must end.
 
-The ranks of this host run in a `rank_loop`; those of other hosts in that of an agent
-there (`remote`), which passes on what happens.
+The ranks of this host run in a `rank_loop`. Ranks of other hosts run in the loop of an
+agent (`remote`), which reports events.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tfdist.launch.signals import PASSED_ON, Signals
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
 
-_SAVING_STEP_S = 1.0  # between two looks whether a host still saves
-_FINISH_S = 5.0  # for agents, to end what is left on their hosts
-_LAST_WORDS_S = 1.0  # for a reader, to take what is left when the user ended the job
+_SAVING_STEP_S = 1.0  # between two checks whether a host is still saving
+_FINISH_S = 5.0  # for agents to end the remaining processes on their hosts
+_LAST_WORDS_S = 1.0  # for a reader to read the rest after the user ended the job
 
 
 class _Phase(enum.Enum):
-    RUNNING = "all is well"
-    GRACE = "a rank failed; the others may say what they saw"
-    SIGNALLED = "the user ends the job; the ranks may finish what they do"
+    RUNNING = "all ranks are running"
+    GRACE = "a rank failed; the other ranks may report what they noticed"
+    SIGNALLED = "the user ends the job; the ranks may finish their work"
     TERMINATING = "SIGTERM was sent"
     KILLING = "SIGKILL was sent"
 
@@ -55,10 +55,10 @@ class Outcome:
     """How the job ended.
 
     Attributes:
-        ends: one a rank, in the order of their ends.
-        signal: the first signal that this process got, None for none.
+        ends: one entry per rank, in the order of their ends.
+        signal: the first signal that this process received; None for none.
         joined: whether a rank has called `tfdist.init()`.
-        memory_bytes: most that a process of the ranks has used.
+        memory_bytes: peak memory of a rank's process.
     """
 
     ends: list[RankEnd] = field(default_factory=list)
@@ -68,15 +68,15 @@ class Outcome:
 
 
 class Supervisor:
-    """Runs until every rank has ended and nothing of the job is left.
+    """Runs until every rank has ended and no process of the job is left.
 
     Args:
-        guard: ends the processes of this host if this one is killed.
-        grace_s: seconds from the first failure to the end of the other ranks.
-        signal_grace_s: seconds from a signal that ends the job to that of the ranks.
-        told: returns what the ranks reported: rank → report.
-        stdout, stderr: this process's own. When their reader pauses the ranks have to
-            wait; when it leaves the job ends.
+        guard: ends the processes of this host if this process is killed.
+        grace_s: seconds from the first failure until the other ranks are ended.
+        signal_grace_s: seconds from a signal that ends the job to the end of the ranks.
+        told: function that returns the ranks' reports: rank → report.
+        stdout, stderr: this process's streams. If their reader pauses, the ranks wait;
+            if it closes them, the job ends.
     """
 
     def __init__(
@@ -120,20 +120,20 @@ class Supervisor:
         """Starts a rank of this host, and watches it.
 
         Args:
-            output: of which `rank` is started.
-            stdout: gets what it prints there.
-            stderr: likewise.
-            options: the other arguments of `RankLoop.start`.
+            output: output of the rank; `rank` is its number.
+            stdout: receives the rank's standard output.
+            stderr: receives the rank's standard error.
+            options: further arguments of `RankLoop.start`.
 
         Raises:
-            OSError: no process or descriptor left.
+            OSError: no process or descriptor is available.
         """
         self._loop.start(output.rank, stdout, stderr, **options)
         self._outputs[output.rank] = output
         self._running.add(output.rank)
 
     def add_remote(self, remote: RemoteHost) -> None:
-        """Watches one more host; `add_remote_rank` its ranks before."""
+        """Watches one more host; call `add_remote_rank` for its ranks before."""
         self._remotes.append(remote)
         self._loop.excluded_pids.add(remote.process.pid)
         self._loop.watch_source(remote.stdout, lambda: self._on_remote(remote))
@@ -182,28 +182,28 @@ class Supervisor:
         self._check_sinks()
 
     def _run_while(self, unfinished: Callable[[], bool], limit_s: float) -> None:
-        """A reader that pauses takes no time from others: a signal ends that."""
+        """Runs the loop. A paused reader extends the limit; a signal ends the pause."""
         self._loop.run_while(unfinished, limit_s, self._step, extended_by_pauses=True)
 
     def _check_sinks(self) -> None:
-        """Ends the job when what it prints cannot be written."""
+        """Ends the job if its output cannot be written."""
         errors = [sink.error for sink in self._sinks if sink.error]
         if not errors:
             return
-        self._sinks = []  # once: what comes now has no reader anyway
+        self._sinks = []  # only once: later output has no reader anyway
         if not isinstance(errors[0], BrokenPipeError):
-            complain(f"the job ends: nothing can be written any more: {errors[0]}")
+            complain(f"the job ends: its output cannot be written: {errors[0]}")
         if self._running and self._phase in (_Phase.RUNNING, _Phase.GRACE):
             self._on_signals([signal.SIGTERM])
 
     def _run_periodic(self) -> None:
-        """Looking through all processes takes a while: not at every step."""
+        """Runs checks that are too slow for every step, e.g. scanning all processes."""
         if time.monotonic() < self._periodic_at_s:
             return
         self._loop.reap()
         for remote in self._remotes:
             if self._loop.paused:
-                remote.heard()  # for all that is known
+                remote.heard()  # its messages are not read while paused
             self._on_remote_ends(remote, remote.run_periodic())
         self._periodic_at_s = time.monotonic() + REAP_EVERY_S
 
@@ -214,7 +214,7 @@ class Supervisor:
             rank=rank,
             code=code,
             time_s=time_s,
-            # A host that is off hears nothing: what was sent to it has ended no rank.
+            # A lost host receives no signals, so this process has not ended its ranks.
             ended_by_us=not lost
             and self._phase in (_Phase.TERMINATING, _Phase.KILLING),
             lost=lost,
@@ -256,7 +256,7 @@ class Supervisor:
             self._loop.forget(remote.stderr)
 
     def _finish_remotes(self) -> None:
-        """Lets the agents end what is left on their hosts; those that do not, go."""
+        """Lets the agents end their remaining processes; drops agents that are slow."""
         left_s = 0.0
         if self._phase is _Phase.SIGNALLED:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
@@ -277,14 +277,14 @@ class Supervisor:
                 self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
                 for sink in self._sinks:
-                    sink.drops = True  # whatever its reader does, the ranks can save
+                    sink.drops = True  # ranks can save even if the reader is paused
                 self._outcome.signal = self._outcome.signal or number
                 self._loop.ask_to_end(number)
                 self._signal_remotes(number)
                 self._enter(_Phase.SIGNALLED, self._signal_grace_s)
             elif self._phase is _Phase.SIGNALLED and self._loop.is_repeated():
                 continue
-            else:  # the second one: at once
+            else:  # a second signal ends immediately
                 self._enter(_Phase.KILLING, 1.0)
                 self._kill()
 
@@ -306,7 +306,7 @@ class Supervisor:
             self._kill()
 
     def _tell_too_short(self) -> None:
-        """Says which ranks are killed before they have ended by themselves."""
+        """Reports the ranks that are killed before they have ended."""
         if self._running:
             complain(
                 f"not ended within {self._signal_grace_s:g} s of the signal, and "
@@ -328,7 +328,7 @@ class Supervisor:
         self._loop.kill()
 
     def _flush(self) -> None:
-        """Lets the reader of the output take all of it, or the user end that too."""
+        """Lets the reader read all remaining output; the user can end that too."""
         ends_s = float("inf")
         while not all(sink.empty for sink in self._sinks):
             if self._outcome.signal is not None:
@@ -356,4 +356,4 @@ class Supervisor:
             end.tail = list(output.tail)
             end.tail_is_shown = output.tail_is_shown(self._stderr)
             if full := end.told.get("traceback"):
-                output.note(f"tfdistrun: the whole traceback:\n{full}")
+                output.note(f"tfdistrun: the full traceback:\n{full}")

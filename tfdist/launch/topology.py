@@ -1,4 +1,4 @@
-"""The processors of this host, and what they share, as Linux tells it under /sys."""
+"""Topology of this host's processors, from Linux's /sys."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SYSTEM = Path("/sys/devices/system")
 
 @dataclass(frozen=True, order=True)
 class Processor:
-    """A hardware thread of a core. When sorted, neighbours share most.
+    """A hardware thread of a core. Sorting puts those that share the most side by side.
 
     Attributes:
-        socket: number of the package that it is in.
-        node: number of the NUMA node whose memory is near.
-        core: the lowest number of the processors of the same core.
-        number: as in `taskset` and /proc/cpuinfo.
+        socket: number of its package.
+        node: number of its NUMA node.
+        core: lowest number of the processors of its core.
+        number: its number, as in `taskset` and /proc/cpuinfo.
     """
 
     socket: int
@@ -29,10 +29,10 @@ class Processor:
 
 
 def parse_ranges(text: str) -> set[int]:
-    """The numbers of a list as the kernel writes it.
+    """Returns the numbers in a list in the kernel's format.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the text is not such a list.
 
     Example:
         >>> from tfdist.launch import topology
@@ -47,7 +47,7 @@ def parse_ranges(text: str) -> set[int]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """The numbers as the kernel writes them.
+    """Returns numbers as a list in the kernel's format.
 
     Example:
         >>> from tfdist.launch import topology
@@ -78,8 +78,8 @@ def _number(path: Path) -> int:
 def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
     """Returns the kernel's topology of some processors, in the order of their places.
 
-    Where it tells nothing (a sandbox without /sys) each is a core of its own, and all
-    are in one socket and one NUMA node.
+    If the kernel provides no topology (a sandbox without /sys), each processor is a
+    core of its own, and all are in one socket and one NUMA node.
 
     Args:
         allowed: numbers of the processors.
@@ -92,7 +92,7 @@ def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
     found = []
     for number in allowed:
         folder = system / "cpu" / f"cpu{number}" / "topology"
-        # The second name is that of kernels before 5.2.
+        # Kernels before 5.2 use the second name.
         together = _numbers(folder / "core_cpus_list") or _numbers(
             folder / "thread_siblings_list"
         )
@@ -108,5 +108,5 @@ def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
 
 
 def own() -> list[Processor]:
-    """Those that this process may use, and what it starts."""
+    """Returns the processors that this process, and its children, may use."""
     return read(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
-"""Running programs that were written for Horovod: `tfdistrun --horovod`, `horovodrun`.
+"""Runs programs written for Horovod: `tfdistrun --horovod` and `horovodrun`.
 
-`variables` is the table of Horovod's environment variables. `mode` is what
-`tfdistrun --horovod` does to a command and its environment. `flags` is Horovod's
-command line, `config_file` its YAML file, `translation` what becomes of both,
-`command` the program. What the ranks do stands in `tfdist.horovod`. Nothing here
-imports TensorFlow.
+`variables` is the table of Horovod's environment variables. `mode` applies `tfdistrun
+--horovod` to a command and its environment. `flags` is Horovod's command line,
+`config_file` its YAML file, `translation` translates both, and `command` is the
+program. The code for the ranks is in `tfdist.horovod`. Nothing in this package imports
+TensorFlow.
 """

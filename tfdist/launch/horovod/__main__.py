@@ -1,4 +1,4 @@
-"""`python -m tfdist.launch.horovod` is horovodrun."""
+"""Runs horovodrun: `python -m tfdist.launch.horovod`."""
 
 import sys
 

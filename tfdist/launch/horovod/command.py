@@ -31,7 +31,7 @@ def build_report(*, tensorflow: bool, core: bool) -> str:
 
     return "\n".join(
         [
-            f"tfdist v{__version__}, in the place of Horovod. Gloo stands for its own "
+            f"tfdist v{__version__}, instead of Horovod. Gloo stands for tfdist's own "
             "rendezvous, shared memory and TCP, as in hvd.gloo_built().",
             *rows(
                 "Available Frameworks",
@@ -50,7 +50,7 @@ def build_report(*, tensorflow: bool, core: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs horovodrun; returns its exit code, which is that of tfdistrun."""
+    """Runs horovodrun; returns the exit code of tfdistrun."""
     options = flags.parser().parse_args(arguments)
     if options.check_build:
         found = importlib.util.find_spec("tensorflow") is not None

@@ -50,14 +50,15 @@ _INVERTED = {("stall_check", "enabled"), ("logging", "hide_timestamp")}
 
 
 class ConfigFileError(ValueError):
-    """The file cannot be read, or holds what no flag stands for."""
+    """The file cannot be read, or contains a value that no flag supports."""
 
 
 def read(path: str) -> dict[str, Any]:
-    """The contents of the file, by `yaml.safe_load`.
+    """Returns the contents of the file, read by `yaml.safe_load`.
 
     Raises:
-        ConfigFileError: no such file, no YAML, or no mapping; PyYAML is missing.
+        ConfigFileError: the file does not exist, is not YAML or is not a mapping; or
+            PyYAML is missing.
     """
     try:
         import yaml
@@ -70,7 +71,7 @@ def read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigFileError(f"--config-file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigFileError(f"--config-file {path}: no YAML: {error}") from None
+        raise ConfigFileError(f"--config-file {path}: not YAML: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -81,10 +82,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def merge(options: argparse.Namespace, config: Mapping[str, Any]) -> None:
-    """Sets the options that the file gives and the command line does not.
+    """Sets options that are given in the file but not on the command line.
 
     Raises:
-        ConfigFileError: a section, key or value that Horovod does not know either.
+        ConfigFileError: Horovod does not know a section, key or value.
     """
     for section, entries in config.items():
         if section == "controller":

@@ -1,4 +1,4 @@
-"""The command line of `horovodrun`: every flag of Horovod's launcher."""
+"""Command line of `horovodrun`: every flag of Horovod's launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ warning that says what to use instead."""
 
 
 class _Remembers(argparse.Action):
-    """Stores a value, and that it was given: the file of --config-file stays behind."""
+    """Stores a value, and that it was given: flags override the --config-file."""
 
     def __call__(
         self,
@@ -31,7 +31,7 @@ class _Remembers(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags; `given` of the result has those that stand on the command line."""
+    """Returns a parser of all flags; `given` of its result names the flags in use."""
     made = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np N [options] COMMAND [ARGUMENT...]",
@@ -66,7 +66,7 @@ def _switch(made: Any, *names: str, help: str, value: bool = True, dest: str) ->
 
 
 def _pair(made: Any, name: str, *, help: str, off_help: str | None = None) -> None:
-    """--name and --no-name."""
+    """Adds --name and --no-name."""
     dest = name.replace("-", "_")
     both = made.add_mutually_exclusive_group()
     _switch(both, f"--{name}", dest=dest, help=help)
@@ -167,7 +167,7 @@ def _tunable(made: argparse.ArgumentParser) -> None:
 
 
 def _elastic(made: argparse.ArgumentParser) -> None:
-    group = made.add_argument_group("elastic training (not supported yet: an error)")
+    group = made.add_argument_group("elastic training (not supported; raises an error)")
     named = "not supported: -np sets the number of ranks"
     for names, dest in (
         (("--min-np", "--min-num-proc"), "min_num_proc"),
@@ -222,7 +222,7 @@ def _records(made: argparse.ArgumentParser) -> None:
         "--stall-check-shutdown-time-seconds",
         type=int,
         metavar="S",
-        help="seconds after which waiting for late ranks is an error (default: 300)",
+        help="seconds of waiting for late ranks that raise an error (default: 300)",
     )
 
 
@@ -258,7 +258,7 @@ def _logging(made: argparse.ArgumentParser) -> None:
     )
     both = group.add_mutually_exclusive_group()
     dest = "log_with_timestamp"
-    time = "print the time in front of each line of output"
+    time = "print the time at the start of each line of output"
     _switch(both, "--log-with-timestamp", dest=dest, help=time)
     _switch(
         both, "--log-without-timestamp", dest=dest, value=False, help="print no time"

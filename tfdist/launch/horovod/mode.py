@@ -1,9 +1,9 @@
 """Horovod mode of `tfdistrun`: makes `horovod` importable in every rank.
 
-A folder with a `sitecustomize.py` goes in front of PYTHONPATH. Python runs that file
-before the first line of any program, so it also works where the command is a shell
-script that starts Python, and `sys.argv` and `__main__` are what they always are. It
-does not where Python is told to ignore PYTHONPATH (`python -E`, `python -I`).
+A folder with a `sitecustomize.py` is put in front of PYTHONPATH. Python runs that file
+before the first line of any program. So it also works if the command is a shell script
+that starts Python, and `sys.argv` and `__main__` are unchanged. It does not work if
+Python ignores PYTHONPATH (`python -E`, `python -I`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FOLDER = Path(__file__).resolve().parents[2] / "horovod" / "_path"
 
 
 def with_folder(python_path: str) -> str:
-    """PYTHONPATH with the folder in front of it, once."""
+    """Returns PYTHONPATH with the folder in front, once."""
     parts = [part for part in python_path.split(os.pathsep) if part]
     own = str(FOLDER)
     return os.pathsep.join([own, *(part for part in parts if part != own)])
 
 
 def as_python(command: list[str]) -> list[str]:
-    """The command; a script that is not executable gets the interpreter in front.
+    """Returns the command, with the interpreter before a script without execute bit.
 
     Example:
         >>> from tfdist.launch.horovod import mode
@@ -43,30 +43,30 @@ def as_python(command: list[str]) -> list[str]:
 
 
 def prepare(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Changes the options of tfdistrun for a job of Horovod programs.
+    """Changes tfdistrun's options for a job of Horovod programs.
 
     Args:
-        options: of which `command` and `env` are changed.
-        environ: of this process.
+        options: the options; `command` and `env` are changed.
+        environ: environment variables of this process.
 
     Returns:
-        What to tell the user.
+        Notes for the user.
 
     Raises:
-        VariableError: a variable of Horovod has a value that means nothing.
+        VariableError: a Horovod variable has an invalid value.
     """
     options.command = as_python(options.command)
     given = {**environ, **dict(options.env)}
     if given.get("TF_USE_LEGACY_KERAS", "0") not in ("", "0", "False", "false"):
         raise variables.VariableError(
             "TF_USE_LEGACY_KERAS is set: tf_keras (Keras 2) is not supported. Unset "
-            "it: with --horovod the spellings of Keras 2 work in Keras 3"
+            "it: with --horovod, Keras 2 spellings work in Keras 3"
         )
     found = variables.update(given)
     theirs = {k: v for k, v in given.items() if k.startswith(variables.PREFIX)}
     options.env = [
         *options.env,
-        *theirs.items(),  # to the ranks of other hosts, too
+        *theirs.items(),  # also sent to the ranks of other hosts
         *found.settings.items(),
         (variables.STATE, found.state),
         ("PYTHONPATH", with_folder(given.get("PYTHONPATH", ""))),
@@ -75,7 +75,7 @@ def prepare(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str
 
 
 def variables_of(place: Place, size: int) -> dict[str, str]:
-    """A rank's place, as Horovod's launcher tells it."""
+    """Returns the variables that Horovod's launcher sets for a rank's place."""
     return variables.of_rank(
         place.rank,
         size,

@@ -1,4 +1,4 @@
-"""From the flags of `horovodrun` to the arguments of `tfdistrun`: pure functions."""
+"""Pure functions that translate flags of `horovodrun` to arguments of `tfdistrun`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.launch.remote import SSH_COMMAND
 
 
 class FlagError(ValueError):
-    """Flags that cannot be honoured, and whose result would be another one."""
+    """Flags that are not supported, and without which the result would differ."""
 
 
 @dataclass
@@ -33,12 +33,12 @@ def _switch(value: Any) -> str:
 
 def _mib(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:  # a file may also give .nan
+    if not is_number or not 0 <= value < math.inf:  # a file may also contain .nan
         raise FlagError(f"expected a number of MiB, 0 or more; got {value!r}")
     return str(int(value * (1 << 20)))
 
 
-# Flag → the variable of Horovod by which its launcher passes it on, and how.
+# Flag → the Horovod variable through which its launcher passes it on, and how.
 _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "fusion_threshold_mb": ("FUSION_THRESHOLD", _mib),
     "cycle_time_ms": ("CYCLE_TIME", str),
@@ -68,17 +68,17 @@ _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
 _MEANINGLESS = {
     "disable_cache": "hosts are checked each time, and nothing is kept",
     "elastic_timeout": "the number of ranks is fixed",
-    "blacklist_cooldown_range": "a host that fails ends the job",
-    "slots_per_host": "-H host1:2,host2:2 says how many ranks each host takes",
-    "tcp_flag": "hosts are joined by TCP alone; TFDIST_TRANSPORT=tcp: ranks of one too",
-    "use_gloo": "tfdist brings the ranks together by itself",
-    "use_mpi": "tfdist brings the ranks together by itself; a program may also be "
+    "blacklist_cooldown_range": "a failed host ends the job",
+    "slots_per_host": "-H host1:2,host2:2 sets the number of ranks on each host",
+    "tcp_flag": "hosts use TCP only; TFDIST_TRANSPORT=tcp: ranks of one host too",
+    "use_gloo": "tfdist connects the ranks itself",
+    "use_mpi": "tfdist connects the ranks itself; a program may also be "
     "started with `mpirun -np N python -m tfdist.horovod SCRIPT`",
     "use_jsrun": "the ranks on the hosts of -H start through ssh",
 }
-# Open MPI's name of a binding → that of tfdistrun.
+# Open MPI's name of a binding → tfdistrun's name.
 _BIND_TO = {**{kind: kind for kind in binding.KINDS}, "package": "socket"}
-# Words of mpirun, each with a value, that say which processors a rank gets.
+# Options of mpirun, each with a value, that choose the processors of a rank.
 _BINDING = {
     *("bind-to", "map-by", "rankfile", "rf", "cpu-set", "cpu-list"),
     *("cpus-per-proc", "cpus-per-rank"),
@@ -91,10 +91,10 @@ def translate(options: argparse.Namespace) -> Arguments:
     """Translates options of `horovodrun` to arguments of `tfdistrun`.
 
     Args:
-        options: of `flags.parser`, merged with the file of --config-file.
+        options: result of `flags.parser`, merged with the file of --config-file.
 
     Raises:
-        FlagError: -np is missing, or a flag asks for another result than can be had.
+        FlagError: -np is missing, or a flag requests a result that is not supported.
 
     Example:
         >>> from tfdist.launch.horovod import flags, translation
@@ -202,14 +202,14 @@ def _split(text: Any, flag: str) -> list[str]:
 
 
 def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
-    """Honours -x of mpirun, without which a result may differ, and --bind-to.
+    """Translates -x and --bind-to of mpirun, without which a result may differ.
 
     Args:
-        made: what is added to.
-        texts: flag → words for mpirun, a text; those of all flags count together.
+        made: arguments to which the translation is added.
+        texts: flag → arguments for mpirun, as a string; all flags are combined.
     """
-    said: list[str] = []  # words that bind, as they were given
-    kinds: list[str | None] = []  # what they ask of tfdistrun, None: nothing it has
+    said: list[str] = []  # binding arguments, as they were given
+    kinds: list[str | None] = []  # tfdistrun's names for them; None: no such binding
     for flag, text in texts.items():
         words = _split(text, flag)
         others: list[str] = []
@@ -227,7 +227,7 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
                     kinds.append(_bind_to(value))
                 elif name.lstrip("-") != "map-by" or _WIDTH.search(value):
                     kinds.append(None)
-                elif value == "slot":  # as ever
+                elif value == "slot":  # the default
                     continue
                 else:
                     others += filter(None, [name, value])
@@ -241,9 +241,9 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
             )
     if None in kinds:
         made.notes.append(
-            f"{', '.join(said)}: no rank is bound, since tfdistrun has no such binding;"
-            " `tfdistrun --bind-to slice`, or --bind-to slice in these words, gives "
-            "each rank an equal share of its host (docs/binding.md)"
+            f"{', '.join(said)}: ranks are not bound, since tfdistrun has no such "
+            "binding; `tfdistrun --bind-to slice`, or --bind-to slice among these "
+            "arguments, gives each rank an equal share of its host (docs/binding.md)"
         )
         return
     for kind in kinds:
@@ -251,10 +251,10 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
 
 
 def _bind_to(value: str) -> str | None:
-    """Returns tfdistrun's name for a binding of mpirun, or None if it has none.
+    """Returns tfdistrun's name for a binding of mpirun; None if there is none.
 
-    It has none for core:4, which is four cores, and none for core:overload-allowed:
-    tfdistrun refuses more ranks than cores.
+    There is none for core:4, which means four cores, or for core:overload-allowed,
+    because tfdistrun refuses more ranks than cores.
     """
     kind, _, qualifier = value.partition(":")
     return _BIND_TO.get(kind) if qualifier in ("", "if-supported") else None

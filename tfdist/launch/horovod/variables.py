@@ -1,7 +1,8 @@
-"""Horovod's environment variables: what each means here. A table and pure functions.
+"""Meaning of Horovod's environment variables in tfdist: a table and pure functions.
 
-A variable is translated into one of tfdist, or kept for the program (the ranks'
-places), or it has no meaning here: then a note names it, and what is used instead.
+A variable is translated into a tfdist variable, kept for the program (the ranks'
+places), or has no effect. In that case a note names the variable, and what is used
+instead.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 PREFIX = "HOROVOD_"
-# What was translated before: not TFDIST_..., it is no setting.
+# State of the last translation; not TFDIST_..., since it is not a setting.
 STATE = "_TFDIST_HOROVOD"
-_NEVER_S = "86400"  # the longest that tfdist waits
+_NEVER_S = "86400"  # the longest time that tfdist waits
 _MOST_FUSED_BYTES = 4 << 30
 LEVELS = {
     "trace": "debug",
@@ -26,7 +27,7 @@ LEVELS = {
 
 
 class VariableError(ValueError):
-    """A variable of Horovod has a value that means nothing."""
+    """A Horovod variable has an invalid value."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class Meaning:
     """Meaning of a Horovod variable in tfdist.
 
     Attributes:
-        becomes: the variable of tfdist; "" for none.
-        convert: from Horovod's value to tfdist's; None: leave tfdist's default.
-        note: said when it is set to something else than off: what is used instead.
+        becomes: the tfdist variable; "" for none.
+        convert: function from Horovod's value to tfdist's; the result None keeps
+            tfdist's default.
+        note: what is used instead; shown if the variable has a value other than off.
     """
 
     becomes: str = ""
@@ -46,7 +48,7 @@ class Meaning:
 
 @dataclass
 class Translation:
-    """Variables of tfdist to set, and what to tell the user, in order."""
+    """tfdist variables to set, and notes for the user, in order."""
 
     settings: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Translation:
 
 
 def is_on(text: str) -> bool:
-    """Whether a switch is on: everything but 0, false and nothing."""
+    """Returns whether a switch is on: any value but 0, false and the empty string."""
     return text.strip().lower() not in ("", "0", "false")
 
 
@@ -104,16 +106,16 @@ def _level(text: str) -> str:
 
 
 def timeline_folder(path: str) -> str | None:
-    """The folder of the timeline that Horovod would write to the file `path`.
+    """Returns the timeline folder that replaces Horovod's timeline file `path`.
 
     Example:
         >>> from tfdist.launch.horovod import variables
         >>> variables.timeline_folder("/tmp/timeline.json")
         '/tmp/timeline.json.d'
     """
-    if path == "DYNAMIC":  # start_timeline() names the place
+    if path == "DYNAMIC":  # start_timeline() sets the folder
         return None
-    return path + ".d"  # as hvd.start_timeline(path)
+    return path + ".d"  # as in hvd.start_timeline(path)
 
 
 # ---- the table ----
@@ -127,7 +129,7 @@ _OWN_CORE = "data moves through tfdist's own core (shared memory and TCP)"
 _NO_MPI = "MPI is not used"
 _NO_NCCL = "NCCL is not used: gradients are reduced in the memory of the host"
 _ELASTIC = "the number of ranks is fixed; checkpoint, and start again with another -np"
-_LAUNCHER = "tfdistrun brings the ranks together by itself"
+_LAUNCHER = "tfdistrun connects the ranks itself"
 _BUILD = "it is for building Horovod"
 
 TABLE: dict[str, Meaning] = {
@@ -143,7 +145,7 @@ TABLE: dict[str, Meaning] = {
         "TFDIST_ALLREDUCE_ALGORITHM", _when_on("two_level")
     ),
     "TORUS_ALLREDUCE": Meaning("TFDIST_ALLREDUCE_ALGORITHM", _when_on("torus")),
-    # As they are: the ranks' places, and what is always so here.
+    # Unchanged: the ranks' places, and settings that are always on in tfdist.
     **{
         name: Meaning()
         for name in (
@@ -152,12 +154,12 @@ TABLE: dict[str, Meaning] = {
         )
     },
     "HIERARCHICAL_ALLGATHER": Meaning(
-        note="tfdist chooses by itself; TFDIST_ALLGATHER_ALGORITHM names one"
+        note="tfdist chooses the algorithm; TFDIST_ALLGATHER_ALGORITHM sets it"
     ),
     "CYCLE_TIME": Meaning(note=_CYCLES),
     "TIMELINE_MARK_CYCLES": Meaning(note=_CYCLES),
     "CACHE_CAPACITY": Meaning(
-        note="what was agreed on once is never asked again, without a limit"
+        note="what was agreed on once is never negotiated again, without a limit"
     ),
     "AUTOTUNE": Meaning(note=_TUNING),
     "AUTOTUNE_LOG": Meaning(note=_TUNING),
@@ -170,8 +172,8 @@ TABLE: dict[str, Meaning] = {
     "CONTROLLER": Meaning(note=_OWN_CORE),
     "CPU_OPERATIONS": Meaning(note=_OWN_CORE),
     "GLOO_TIMEOUT_SECONDS": Meaning(
-        note="TFDIST_TIMEOUT_S bounds every wait for a rank, TFDIST_PEER_TIMEOUT_S how "
-        "long one may be silent"
+        note="TFDIST_TIMEOUT_S limits every wait for a rank, TFDIST_PEER_TIMEOUT_S how "
+        "long a rank may be silent"
     ),
     "GLOO_RENDEZVOUS_ADDR": Meaning(note=_LAUNCHER),
     "GLOO_RENDEZVOUS_PORT": Meaning(note=_LAUNCHER),
@@ -183,11 +185,11 @@ TABLE: dict[str, Meaning] = {
     "ENABLE_ASYNC_COMPLETION": Meaning(note=_NO_NCCL),
     "DISABLE_NVTX_RANGES": Meaning(note=_NO_NCCL),
     "ENABLE_XLA_OPS": Meaning(
-        note="jit_compile=True works without a switch, as it also does with the "
-        "reduction compiled after `make xla`"
+        note="jit_compile=True works without a switch, also with the reduction "
+        "compiled after `make xla`"
     ),
     "DISABLE_GROUP_FUSION": Meaning(
-        note="`groups=` of the optimizer says what is reduced together"
+        note="`groups=` of the optimizer sets what is reduced together"
     ),
     "THREAD_AFFINITY": Meaning(note="whole ranks are bound: `tfdistrun --bind-to`"),
     "MPI_THREADS_DISABLE": Meaning(note=_NO_MPI),
@@ -206,7 +208,7 @@ _FAMILIES = (
 
 
 def meaning_of(name: str) -> Meaning:
-    """Returns the meaning of a variable HOROVOD_...; an unknown one gets a note."""
+    """Returns the meaning of a HOROVOD_... variable; a note for an unknown variable."""
     short = name.removeprefix(PREFIX)
     if short in TABLE:
         return TABLE[short]
@@ -220,10 +222,10 @@ def translate(environ: Mapping[str, str]) -> Translation:
     """Translates the Horovod variables in `environ` to settings of tfdist.
 
     Args:
-        environ: variables; those without HOROVOD_ in front are left alone.
+        environ: variables; those without the prefix HOROVOD_ are ignored.
 
     Raises:
-        VariableError: a value means nothing, or two of them contradict each other.
+        VariableError: a value is invalid, or variables contradict each other.
 
     Example:
         >>> from tfdist.launch.horovod import variables
@@ -248,7 +250,7 @@ def translate(environ: Mapping[str, str]) -> Translation:
         if value is None:
             if meaning.becomes == "TFDIST_TIMEOUT_S":
                 found.notes.append(
-                    f"{name}={text}: every wait ends here, after TFDIST_TIMEOUT_S "
+                    f"{name}={text}: in tfdist every wait ends after TFDIST_TIMEOUT_S "
                     "(default 300 s, at most 86400)"
                 )
             continue
@@ -267,10 +269,10 @@ def _set(
         other = source[becomes]
         if becomes == "TFDIST_ALLREDUCE_ALGORITHM":
             raise VariableError(
-                f"{other} and {name} name two algorithms; set one of them"
+                f"{other} and {name} name different algorithms; set only one of them"
             )
         if name.endswith("STALL_CHECK_TIME_SECONDS"):
-            return  # the check is off
+            return  # the check is turned off
     found.settings[becomes] = value
     source[becomes] = name
 
@@ -288,13 +290,14 @@ class Update:
 
 
 def update(environ: Mapping[str, str]) -> Update:
-    """Translates what has changed since `environ[STATE]` was made.
+    """Translates variables that have changed since `environ[STATE]` was created.
 
-    The launcher does so first, each rank again: a program may set a variable itself. A
-    variable of tfdist that the user has set wins over the one of Horovod.
+    The launcher calls it first, and each rank calls it again, since a program may set
+    variables itself. A tfdist variable that the user has set takes precedence over the
+    Horovod variable.
 
     Raises:
-        VariableError: as `translate`.
+        VariableError: as in `translate`.
 
     Example:
         >>> from tfdist.launch.horovod import variables
@@ -324,7 +327,7 @@ def of_rank(
     cross_rank: int,
     cross_size: int,
 ) -> dict[str, str]:
-    """The variables by which Horovod's launcher tells a rank its place."""
+    """Returns the variables with which Horovod's launcher sets a rank's place."""
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
