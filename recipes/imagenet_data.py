@@ -6,13 +6,13 @@
     )
     model.fit(batches.map(...), steps_per_epoch=len(split) // 256, epochs=90)
 
-Which samples a step takes, and how each is cropped, follows from the seed and the
-number of the step alone (`tfdist.data.positions`). So a run that was interrupted goes
-on exactly where it was, with any number of ranks, and one dataset serves all epochs:
-there is no pause between two.
+The seed and the step number alone determine which samples a step uses, and how each
+sample is cropped (`tfdist.data.positions`). So an interrupted run continues exactly
+where it stopped, with any number of ranks. One dataset covers all epochs, without a
+pause between them.
 
-One parallel `map` reads a record, decodes and crops it in one operation, scales and
-mirrors it (`imagenet_pictures`). The order is always the same one.
+A single parallel `map` reads a record, decodes and crops it in one operation, then
+scales and mirrors it (`imagenet_pictures`). The order is always the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tensorflow as tf
 import tfdist
 
 FORMATS = ("tfds", "tfrecord", "folder", "synthetic")
-IMAGENET = {"train": 1_281_167, "validation": 50_000}  # pictures
+IMAGENET = {"train": 1_281_167, "validation": 50_000}  # number of pictures
 
 
 def open_split(
@@ -46,33 +46,33 @@ def open_split(
     examples: int | None = None,
     seed: int = 0,
 ) -> Split:
-    """Opens a split, and looks whether its labels are what they should be.
+    """Opens a split, and checks its labels.
 
-    Up to 1,000 records, spread evenly over the files, are parsed. A label that none
-    of them has, though others do, is found when its record is read: every label is
-    checked. So labels that count from 1 are recognised at once when the split has few
-    classes, or the last class is in the sample (for 1,000 classes in two of three
-    cases), otherwise within the first steps.
+    Up to 1,000 records, spread evenly over the files, are parsed. Invalid labels
+    outside of this sample are found when their record is read, since every label is
+    checked. So labels that count from 1 are recognised immediately if the split has few
+    classes, or if the last class is in the sample (for 1,000 classes in two of three
+    cases); otherwise within the first steps.
 
     Args:
         data_format: "tfds", "tfrecord" or "folder" (`imagenet_formats`), or
-            "synthetic": random pictures, for measuring without data.
-        data_dir: where the data are; None for "synthetic".
+            "synthetic": random pictures, to measure speed without data.
+        data_dir: folder of the data; None for "synthetic".
         split: "train" or "validation".
         classes: number of classes of the network. Default 1000.
         label_offset: the label of the first class in the files, 0 or 1. Default 0;
-            the TFRecord files from before tensorflow-datasets count from 1.
-        examples: number of pictures of "synthetic", and only there. Default: as many as
-            ImageNet has.
-        seed: of the pictures of "synthetic". Default 0.
+            labels in TFRecord files older than tensorflow-datasets count from 1.
+        examples: number of "synthetic" pictures; not allowed for other formats.
+            Default: the number in ImageNet.
+        seed: seed of the "synthetic" pictures. Default 0.
 
     Returns:
         The split.
 
     Raises:
-        FileNotFoundError: data, or a file of them, are missing.
+        FileNotFoundError: the data, or one of their files, are missing.
         ValueError: an argument is out of range, a file is damaged, or a label is not
-            in `label_offset..label_offset + classes - 1`; with the name of the file.
+            in `label_offset..label_offset + classes - 1`; the message names the file.
 
     Example:
         >>> import imagenet_data
@@ -109,7 +109,7 @@ def open_split(
     if examples is not None:
         raise ValueError(
             f"Expected no number of examples with --data_format={data_format}, got "
-            f"{examples}: the files say how many there are."
+            f"{examples}: the files determine the number."
         )
     if not data_dir:
         raise ValueError(
@@ -128,33 +128,34 @@ def open_split(
 
 
 class Split:
-    """The examples of a split, and batches of them. Made by `open_split`."""
+    """The examples of a split, and batches of them. Created by `open_split`."""
 
     def __init__(self, examples: imagenet_examples.Examples) -> None:
         self._examples = examples
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         return len(self._examples)
 
     @property
     def skipped(self) -> collections.Counter[int]:
-        """How often each example, by its position, was left out on this rank.
+        """Number of times each example, by position, was skipped on this rank.
 
-        Because it is damaged, with `skip_corrupt`; also among those read ahead.
+        Examples are skipped if they are damaged and `skip_corrupt` is set. Examples
+        that were read ahead are included.
         """
         return self._examples.skipped
 
     @property
     def failure(self) -> str | None:
-        """Description of the data error that an iterator raised.
+        """Description of the data error that an iterator raised, with the file's name.
 
-        It names the file. None before an error.
+        None before an error.
         """
         return self._examples.failure
 
     def locate(self, position: int) -> str:
-        """Where an example is, for messages."""
+        """Returns the location of an example, for messages."""
         return self._examples.locate(position)
 
     def training_batches(
@@ -172,46 +173,49 @@ class Split:
         skip_corrupt: bool = False,
         readers: int | None = None,
     ) -> tf.data.Dataset:
-        """This rank's batches of the steps `first_step..last_step - 1`.
+        """Returns this rank's batches of the steps `first_step..last_step - 1`.
 
         Steps are counted over all epochs, from 0; an epoch has `len(self) //
-        global_batch` of them. The dataset ends after the last; there is no pause
-        between two epochs.
+        global_batch` steps. The dataset ends after the last step, without a pause
+        between epochs.
 
         Args:
-            first_step: the step to begin with: 0, or what was done before.
+            first_step: first step: 0, or the number of steps done before.
             last_step: the step before which the dataset ends.
             global_batch: samples of all ranks in one step, a multiple of
                 `size * accumulation`.
-            seed: of the order and of the crops.
-            accumulation: batches of which a step is made, each with `global_batch /
-                size / accumulation` samples. Default 1.
+            seed: seed for the order and the crops.
+            accumulation: number of batches in a step, each with `global_batch / size /
+                accumulation` samples. Default 1.
             rank: default `tfdist.rank()`.
             size: default `tfdist.size()`.
             image_size: height and width in pixels. Default 224.
-            threads: that decode pictures. Default: the processors that this process
-                may use; ranks that share them want `imagenet_examples.own_threads()`.
-            skip_corrupt: a damaged record or picture becomes a black picture with
-                label and weight 0, and is counted in `skipped`; the others stay where
-                they are. Default False: it is an error.
-            readers: how many ranks read the files and send records to the rest
-                (`tfdist.data.scatter`; all ranks call this then, with the rank and size
-                that they have, and go on together). Default: each reads for itself.
+            threads: threads that decode pictures. Default: the processors that this
+                process may use; if ranks share processors, use
+                `imagenet_examples.own_threads()`.
+            skip_corrupt: if True, a damaged record or picture becomes a black picture
+                with label and weight 0, and is counted in `skipped`; all other samples
+                stay in place. Default False: it raises an error.
+            readers: number of ranks that read the files and send records to the other
+                ranks (`tfdist.data.scatter`). All ranks must then call this function,
+                with their own rank and size, and continue together. Default: each rank
+                reads its own records.
 
         Returns:
             A dataset of `(last_step - first_step) * accumulation` batches: images uint8
             `[b, image_size, image_size, 3]`, labels float32 `[b, classes]`, one-hot;
-            with `skip_corrupt` also weights float32 `[b]`. Its iterator raises
-            `tensorflow.errors.InvalidArgumentError` naming file and record when an
-            example is damaged, or its label out of range.
+            with `skip_corrupt` also weights float32 `[b]`. If an example is damaged, or
+            its label out of range, the iterator raises
+            `tensorflow.errors.InvalidArgumentError`, which names the file and record.
 
         Raises:
-            ValueError: an argument is out of range, the global batch does not divide,
+            ValueError: an argument is out of range, the global batch cannot be divided,
+                or there are fewer examples than ranks or than a global batch.
                 or there are fewer examples than ranks or than a global batch.
         """
         rank, size = _place(rank, size, readers)
         _check_division(global_batch, size, accumulation)
-        tfdist.data.positions(  # raises what the ranks should not find out in turn
+        tfdist.data.positions(  # raises errors that would otherwise come later
             len(self),
             global_batch=global_batch,
             seed=seed,
@@ -252,7 +256,7 @@ class Split:
 
             last_epoch = (last_step - 1) // steps
             epochs = tf.data.Dataset.range(first_step // steps, last_epoch + 1)
-            # The next order is ready before this one ends.
+            # The next order is computed before the current one ends.
             return (
                 epochs.map(in_graph)
                 .prefetch(1)
@@ -284,21 +288,21 @@ class Split:
         skip_corrupt: bool = False,
         readers: int | None = None,
     ) -> tf.data.Dataset:
-        """This rank's share of all examples, each once over all ranks, in order.
+        """Returns this rank's share of all examples, in order; each is on one rank.
 
         Rank r has the examples `n * r // size` to `n * (r + 1) // size - 1` of n.
 
         Args:
-            batch: samples of this rank in a batch; the last has what is left.
+            batch: samples of this rank in a batch; the last batch may be smaller.
             rank: default `tfdist.rank()`.
             size: default `tfdist.size()`.
             image_size: height and width in pixels. Default 224.
-            threads: as of `training_batches`.
-            skip_corrupt: as of `training_batches`.
-            readers: as of `training_batches`.
+            threads: as in `training_batches`.
+            skip_corrupt: as in `training_batches`.
+            readers: as in `training_batches`.
 
         Returns:
-            A dataset as of `training_batches`, b being unknown.
+            A dataset as in `training_batches`, with unknown b.
 
         Raises:
             ValueError: there are fewer examples than ranks.
@@ -340,7 +344,7 @@ class Split:
         rank: int,
         readers: int | None,
     ) -> tf.data.Dataset:
-        """The rows of this rank, with the records when others read them."""
+        """Returns this rank's rows, with records if `readers` ranks read them."""
         if readers is None:
             return rows(rank)
         if isinstance(self._examples, imagenet_examples.Synthetic):
@@ -382,7 +386,7 @@ def _check_division(global_batch: int, size: int, accumulation: int) -> None:
 
 
 def _threads(threads: int | None) -> int:
-    """Of this rank, for decoding."""
+    """Returns the number of this rank's decoding threads."""
     if threads is None:
         return len(os.sched_getaffinity(0))
     if threads < 1:
@@ -391,6 +395,6 @@ def _threads(threads: int | None) -> int:
 
 
 def _key(seed: int, epoch: int) -> np.int64:
-    """A number for each epoch of each run, from which the crops follow."""
+    """Returns a number for each epoch of each run, which determines the crops."""
     words = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     return words.view(np.int64)[0]

@@ -1,7 +1,7 @@
-"""Examples of ImageNet: read, checked, what is wrong with them said, and batched.
+"""Reads, checks and batches examples of ImageNet, and explains their errors.
 
-TensorFlow's own errors do not say which record could not be used; here file and record
-are named.
+TensorFlow's own errors do not state which record could not be used; the errors of this
+module name the file and record.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Picture = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 Example = tuple[tf.Tensor, tf.Tensor]  # picture, one-hot label
 
 LABELS_LOOKED_AT = 1000
-BATCHES_AT_ONCE = 2  # being made: no thread waits for the last picture of a batch
+BATCHES_AT_ONCE = 2  # so that no thread waits for the last picture of a batch
 BATCHES_READY = 3
 _log = logging.getLogger("imagenet_data")
 
 
 class Stored:
-    """Examples in files.
+    """Examples stored in files.
 
     Args:
         source: the files.
@@ -40,7 +40,7 @@ class Stored:
         label_offset: the label of the first class in the files.
 
     Raises:
-        ValueError: a label is not in its range, of up to 1,000 that are looked at.
+        ValueError: a label, of up to 1,000 that are checked, is out of range.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Stored:
         return len(self._source.records)
 
     def locate(self, position: int) -> str:
-        """The file, and the number of the record in it."""
+        """Returns the file, and the number of the record in the file."""
         return self._source.records.locate(position)
 
     def read(self, position: tf.Tensor) -> tf.Tensor:
-        """Records, as they are in the files; string of the shape of `position`."""
+        """Reads records as they are in the files; string of the shape of `position`."""
         return self._source.records.read(position)
 
     def make(
@@ -73,7 +73,7 @@ class Stored:
         picture: Picture,
         image_size: int,
     ) -> Example:
-        """An example as a network takes it; an error when there is anything wrong."""
+        """Returns an example for the network; raises an error if it is invalid."""
         encoded, label = self._source.parse(serialized, position)
         label -= self._label_offset
         in_range = (label >= 0) & (label < self.classes)
@@ -92,16 +92,16 @@ class Stored:
         Args:
             position: int64 scalar.
             key: int64 scalar.
-            picture: as `make` had it.
-            skip: whether a damaged example may be left out; it is counted in `skipped`.
+            picture: the function that was passed to `make`.
+            skip: whether a damaged example may be skipped; it is counted in `skipped`.
 
         Returns:
             The position.
 
         Raises:
-            ValueError: it is damaged, and may not be left out; or its label is out of
-                range. `failure` has the same text.
-            tensorflow.errors.OpError: something else, as a file that is gone.
+            ValueError: the example is damaged and may not be skipped, or its label is
+                out of range. `failure` has the same text.
+            tensorflow.errors.OpError: any other error, such as a missing file.
         """
         where = self.locate(int(position))
         reason = "it could not be used twice, and can now."
@@ -124,7 +124,7 @@ class Stored:
         return position
 
     def _check_label(self, position: int, label: int) -> None:
-        """Raises ValueError unless a label, as it is in the file, is in its range."""
+        """Raises ValueError unless a label from the file is in range."""
         first = self._label_offset
         last = first + self.classes - 1
         if first <= label <= last:
@@ -140,7 +140,7 @@ class Stored:
         )
 
     def _look_at_labels(self) -> None:
-        """Of some records; each rank looks at a part of them, and all raise."""
+        """Checks some labels; each rank checks a part, and all raise on an error."""
         rank, size = 0, 1
         if tfdist.is_initialized():
             rank, size = tfdist.rank(), tfdist.size()
@@ -153,13 +153,13 @@ class Stored:
                 lambda position: (position, parse(records.read(position), position)[1]),
                 num_parallel_calls=tf.data.AUTOTUNE,
             )
-            .ignore_errors()  # damaged records are met when they are needed
+            .ignore_errors()  # damaged records are reported when they are needed
         )
         try:
             for position, label in labels.as_numpy_iterator():
                 self._check_label(int(position), int(label))
         except ValueError:
-            pass  # it is in failure
+            pass  # the error is in `failure`
         failures = tfdist.allgather_object(self.failure) if size > 1 else [self.failure]
         for failure in failures:
             if failure is not None:
@@ -171,10 +171,10 @@ class Stored:
 
 
 class Synthetic:
-    """Random pictures and labels, each made from the seed and its position.
+    """Random pictures and labels, determined by the seed and the position.
 
     Args:
-        examples: how many there are.
+        examples: number of examples.
         classes: number of classes of the network.
         seed: a non-negative number.
     """
@@ -190,11 +190,11 @@ class Synthetic:
         return self._examples
 
     def locate(self, position: int) -> str:
-        """Says that it is in no file."""
+        """Returns a name for the example, since it is in no file."""
         return f"synthetic example {position}"
 
     def read(self, position: tf.Tensor) -> tf.Tensor:
-        """There is nothing to read."""
+        """Does nothing, because there is nothing to read."""
         return tf.fill(tf.shape(position), "")
 
     def make(
@@ -205,7 +205,7 @@ class Synthetic:
         picture: Picture,
         image_size: int,
     ) -> Example:
-        """An example: every level of 0..255 is as likely as any other."""
+        """Returns an example: every level of 0..255 is equally likely."""
         del serialized, key, picture
         levels = 3 * image_size**2
         seed = tf.stack([tf.constant(self._seed, tf.int64), position])
@@ -218,7 +218,7 @@ class Synthetic:
         return image, tf.one_hot(label, self.classes)
 
     def explain(self, *unused: object) -> np.ndarray:
-        """Is not called: nothing can be wrong."""
+        """Is never called: these examples cannot be invalid."""
         raise AssertionError("synthetic examples cannot be damaged (this is a bug)")
 
 
@@ -226,10 +226,12 @@ Examples = Stored | Synthetic
 
 
 def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
-    """Adds the records to each row, for other ranks; "" for one that cannot be read.
+    """Adds the records to each row, to send them to other ranks.
+
+    A record that cannot be read is "".
 
     Args:
-        examples: of the split.
+        examples: the examples of the split.
         rows: (positions int64 `[b]`, key of the epoch int64 scalar).
 
     Returns:
@@ -250,10 +252,10 @@ def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def own_threads() -> int:
-    """This rank's share of the processors that it may use. All ranks call it together.
+    """Returns this rank's share of its processors. All ranks call it together.
 
-    What several ranks of a machine may use they share; whoever started them, and
-    through whatever, may have bound them or not.
+    Ranks of a machine that may use the same processors share them. The ranks may be
+    bound to processors or not, by any launcher.
     """
     own = [_machine(), *sorted(os.sched_getaffinity(0))]
     users = collections.Counter(
@@ -266,7 +268,7 @@ def own_threads() -> int:
 
 
 def _machine() -> str:
-    """The same in all its containers; where a sandbox hides it, the name must do."""
+    """Returns an id that all containers of a machine share; if hidden, its name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -283,21 +285,21 @@ def batches(
     threads: int,
     skip_corrupt: bool,
 ) -> tf.data.Dataset:
-    """A batch of each row, in the same order.
+    """Returns a dataset with a batch of each row, in the same order.
 
-    Every batch is a dataset of its own: of the quick way to make it, or, when an error
-    came of that, of the careful way, which says what was wrong. So good data pay
-    nothing for what can be said about bad ones.
+    Every batch is its own dataset, made by the fast method. If that raises an error,
+    the batch is made by a careful method, which reports what is wrong. So error
+    reporting does not slow down reading valid data.
 
     Args:
-        examples: of the split.
-        rows: (positions int64 `[b]`, key of the epoch int64 scalar); also with the
-            records, as of `read_rows`.
-        picture: makes a picture out of an encoded one.
-        image_size: its height and width.
+        examples: the examples of the split.
+        rows: (positions int64 `[b]`, key of the epoch int64 scalar); may include the
+            records, as from `read_rows`.
+        picture: function that makes a picture from an encoded picture.
+        image_size: height and width of the picture.
         count: number of rows.
-        threads: that make pictures.
-        skip_corrupt: whether damaged examples become black ones of weight 0.
+        threads: threads that make pictures.
+        skip_corrupt: whether damaged examples become black pictures of weight 0.
 
     Returns:
         A dataset of (images, labels), with `skip_corrupt` (images, labels, weights).
@@ -310,7 +312,7 @@ def batches(
         return (*made, 1.0) if skip_corrupt else made
 
     def explain(position: tf.Tensor, key: tf.Tensor, *record: tf.Tensor):
-        del record  # it is read again
+        del record  # the careful method reads the record again
         said = tf.numpy_function(
             lambda *place: examples.explain(*place, picture, skip_corrupt),
             [position, key],
@@ -334,7 +336,7 @@ def batches(
         full = row.shape[0] is not None
         size = row.shape[0] if full else tf.size(row, tf.int64)
         quick, slow = (
-            way.batch(size, drop_remainder=full)  # full: with a static shape
+            way.batch(size, drop_remainder=full)  # if full, the shape is static
             for way in (quick, places.flat_map(careful))
         )
         return _either(quick, slow)
@@ -342,15 +344,15 @@ def batches(
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = threads
-    options.threading.max_intra_op_parallelism = 1  # pictures go side by side
-    options.autotune.enabled = False  # nothing is left to find out
+    options.threading.max_intra_op_parallelism = 1  # pictures are made in parallel
+    options.autotune.enabled = False  # all settings are fixed
     made = _interleave(rows, batch)
     made = made.apply(tf.data.experimental.assert_cardinality(count))
     return made.prefetch(BATCHES_READY).with_options(options)
 
 
 def _interleave(rows: tf.data.Dataset, function: Callable[..., tf.data.Dataset]):
-    """One element of each row, in order, a few being made at once."""
+    """Returns one element of each row, in order; makes a few of them in parallel."""
     return rows.interleave(
         function,
         cycle_length=BATCHES_AT_ONCE,
@@ -360,7 +362,7 @@ def _interleave(rows: tf.data.Dataset, function: Callable[..., tf.data.Dataset])
 
 
 def _either(first: tf.data.Dataset, second: tf.data.Dataset) -> tf.data.Dataset:
-    """The element of the first; of the second when the first raises an error."""
+    """Returns the first's element, or the second's if the first raises an error."""
     return first.ignore_errors().concatenate(second).take(1)
 
 

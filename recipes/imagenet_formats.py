@@ -1,11 +1,11 @@
-"""The forms in which people have ImageNet on disk, each opened as records.
+"""Opens ImageNet in the formats that are common on disk, as records.
 
 - "tfds": prepared by tensorflow-datasets, e.g. by the builder `imagenet2012`;
-- "tfrecord": TFRecord files from before, `train-00000-of-01024` and so on;
+- "tfrecord": older TFRecord files, `train-00000-of-01024` and so on;
 - "folder": a folder for each class, `train/n01440764/n01440764_10026.JPEG`.
 
-A record becomes an encoded picture and its label as the files have it; what a label
-means, and whether counting begins at 0 or 1, is looked after in `imagenet_data`.
+A record is converted to an encoded picture and the label in the files. `imagenet_data`
+handles the meaning of the label, and whether labels count from 0 or 1.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ import tfdist
 
 SPLITS = ("train", "validation")
 FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
-PICTURES = (".jpeg", ".jpg", ".png")  # endings, in small letters
+PICTURES = (".jpeg", ".jpg", ".png")  # file extensions, in lower case
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A split as it lies on disk.
+    """A split on disk.
 
     Attributes:
         records: the records, in the order of the split.
-        parse: (serialized record, position) -> (encoded picture, label); string, int64
-            and again string, int64 scalars.
-        labels_in_records: whether labels can be out of range. Those of a folder cannot.
+        parse: (serialized record, position) -> (encoded picture, label); the types are
+            string and int64, again string and int64, all scalars.
+        labels_in_records: whether labels can be out of range. Labels from folders
+            cannot.
     """
 
     records: tfdist.data.Records
@@ -42,22 +43,22 @@ class Source:
 
 
 def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
-    """A split that tensorflow-datasets has prepared.
+    """Opens a split that tensorflow-datasets has prepared.
 
     Args:
-        data_dir: what `tfds.builder("imagenet2012", data_dir=...)` takes, or the folder
-            of another data set with the features `image` and `label`, where its
-            dataset_info.json is.
+        data_dir: the `data_dir` of `tfds.builder("imagenet2012", data_dir=...)`; or the
+            folder with the dataset_info.json of another data set that has the features
+            `image` and `label`.
         split: "train" or "validation".
-        classes: of the network.
+        classes: number of classes of the network.
 
     Raises:
-        FileNotFoundError: nothing is prepared there, or a file is missing.
-        ValueError: it has another form, or more classes.
+        FileNotFoundError: no data are prepared in the folder, or a file is missing.
+        ValueError: the data have a different format, or more classes.
     """
-    import tensorflow_datasets as tfds  # not needed for the other forms
+    import tensorflow_datasets as tfds  # not needed for the other formats
 
-    # Not tfds.builder(), which asks the network about what is not there.
+    # Not tfds.builder(), which queries the network for missing data.
     builder = tfds.builder_from_directory(_prepared(data_dir))
     info = builder.info
     if split not in info.splits:
@@ -80,7 +81,7 @@ _PREPARE = "Prepare ImageNet with recipes/prepare_imagenet.py."
 
 
 def _prepared(data_dir: Path) -> Path:
-    """The folder of the newest version."""
+    """Returns the folder of the newest version."""
     if (data_dir / "dataset_info.json").exists():
         return data_dir
     found = list(data_dir.glob("imagenet2012/*/dataset_info.json"))
@@ -114,15 +115,17 @@ def _check_features(info, classes: int) -> None:
 
 
 def open_tfrecord(data_dir: Path, split: str) -> Source:
-    """TFRecord files `SPLIT-00000-of-01024` with `image/encoded`, `image/class/label`.
+    """Opens TFRecord files `SPLIT-00000-of-01024`.
+
+    They have the features `image/encoded` and `image/class/label`.
 
     Args:
-        data_dir: folder of the files, or the one above `train/` and `validation/`.
+        data_dir: folder of the files, or the folder with `train/` and `validation/`.
         split: "train" or "validation".
 
     Raises:
-        FileNotFoundError: there are none, or one of them is missing.
-        ValueError: one is cut off, or there are two sets of files.
+        FileNotFoundError: there are no such files, or one of them is missing.
+        ValueError: a file is truncated, or there are two sets of files.
     """
     digits = "[0-9]" * 5
     pattern = f"{split}-{digits}-of-{digits}"
@@ -130,14 +133,14 @@ def open_tfrecord(data_dir: Path, split: str) -> Source:
     if not files:
         raise FileNotFoundError(
             f"Expected files like {split}-00000-of-01024 in {data_dir}, found none. "
-            "Give --data_dir their folder."
+            "Set --data_dir to their folder."
         )
     records = tfdist.data.Records.from_tfrecords(files)
     return Source(records, _parser("image/encoded", "image/class/label"))
 
 
 def _parser(image: str, label: str):
-    """Reads two features of a serialized `tf.train.Example`."""
+    """Returns a function that reads two features of a serialized `tf.train.Example`."""
     features = {
         image: tf.io.FixedLenFeature([], tf.string),
         label: tf.io.FixedLenFeature([], tf.int64),
@@ -152,20 +155,21 @@ def _parser(image: str, label: str):
 
 
 def open_folder(data_dir: Path, split: str, classes: int) -> Source:
-    """A folder of pictures for each class; labels count the sorted names of classes.
+    """Opens a folder of pictures for each class; labels are indices of sorted classes.
 
-    The examples are in the order of their file names, then of their paths. A class may
-    be empty. The classes are those of `train/`, for validation too: a class that is
-    missing in `validation/` must not move the labels of others.
+    The examples are ordered by file name, then by path. A class may be empty. The
+    classes are the folders of `train/`, for validation too: if a class is missing in
+    `validation/`, the labels of the other classes must not change.
 
     Args:
         data_dir: folder with `train/`, and `validation/` or `val/`.
         split: "train" or "validation".
-        classes: of the network; there may be fewer folders.
+        classes: number of classes of the network; there may be fewer folders.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no picture in it.
-        ValueError: there are more folders than classes, or other ones than in `train/`.
+        FileNotFoundError: the folder does not exist, or contains no picture.
+        ValueError: there are more folders than classes, or folders that are not in
+            `train/`.
     """
     folders = {name: _split_folder(data_dir, name) for name in SPLITS}
     folder = folders[split]
@@ -179,15 +183,15 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
     unknown = sorted(set(_class_folders(folder)) - set(names))
     if unknown:
         raise ValueError(
-            f"{folder}: expected only classes that {reference} has, found "
-            f"{unknown[0]} ({len(unknown)} such). Labels are the places of the sorted "
-            "classes: both must have the same."
+            f"{folder}: expected only classes that are in {reference}, found "
+            f"{unknown[0]} ({len(unknown)} such). Labels are indices of the sorted "
+            "classes: both folders must have the same classes."
         )
     if len(names) > classes:
         raise ValueError(
             f"{reference}: expected at most {classes} folders, one for each class, "
-            f"found {len(names)}. Set --classes={len(names)}, or remove what is no "
-            "class."
+            f"found {len(names)}. Set --classes={len(names)}, or remove folders that "
+            "are not classes."
         )
     label_of = {name: label for label, name in enumerate(names)}
     found = sorted(
@@ -212,7 +216,7 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
 
 
 def _is_picture(entry: os.DirEntry[str]) -> bool:
-    """By its name; `._x.jpg` is what macOS notes about `x.jpg`."""
+    """Returns whether a name is a picture's; `._x.jpg` is macOS metadata of `x.jpg`."""
     name = entry.name.lower()
     return name.endswith(PICTURES) and not name.startswith(".") and entry.is_file()
 
@@ -225,7 +229,7 @@ def _split_folder(data_dir: Path, split: str) -> Path | None:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """Sorted names; what begins with a dot is none."""
+    """Returns the sorted folder names; names that begin with a dot are ignored."""
     return sorted(
         entry.name
         for entry in os.scandir(folder)

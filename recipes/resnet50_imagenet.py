@@ -1,11 +1,11 @@
-"""ResNet-50 learns ImageNet, on one rank or on many.
+"""Trains ResNet-50 on ImageNet, on one or more ranks.
 
     tfdistrun -np 2 python recipes/resnet50_imagenet.py --data_dir=DATA
 
-By default as in Goyal et al. 2017: 90 epochs, batch 256, SGD with momentum. The example
-pictures for a first try come from recipes/make_tiny_imagenet.py, and docs/imagenet.md
-says all about real ones. From top to bottom: flags, data, network, trainer, evaluation,
-save.
+The defaults follow Goyal et al. 2017: 90 epochs, batch 256, SGD with momentum.
+recipes/make_tiny_imagenet.py creates example pictures for a first try, and
+docs/imagenet.md explains how to use the real ones. From top to bottom: flags, data,
+network, trainer, evaluation, save.
 
 References:
     Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017
@@ -38,7 +38,7 @@ import tfdist
 # ------------------------------------------------------------------------------- flags
 
 FLAGS = flags.FLAGS
-NAMES = set(FLAGS)  # those that others have defined; ours come below
+NAMES = set(FLAGS)  # flags that other modules have defined; ours come below
 
 flags.DEFINE_string("data_dir", None, "Folder with the data.")
 flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "Storage format.")
@@ -94,7 +94,8 @@ flags.DEFINE_bool("evaluate_only", False, "Only evaluate the run of --resume.")
 
 CONFIG = flags.DEFINE_multi_string("config", [], "YAML file, or name=value.")
 NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
-# What a run that is resumed keeps: else its steps would not be those it counts.
+# Flags that must not change when a run is resumed; otherwise step numbers would have a
+# different meaning.
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
     *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
@@ -102,7 +103,7 @@ FIXED = (
 
 
 class Plan(NamedTuple):
-    """Numbers of a training. A step is one update, by `global_batch` pictures."""
+    """Numbers of a training. A step is one update, with `global_batch` pictures."""
 
     global_batch: int
     per_rank_batch: int
@@ -112,9 +113,9 @@ class Plan(NamedTuple):
     first_step: int = 0
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the arguments of `fit`: first epoch, the one after the last, steps.
+        """Yields the arguments of `fit`: first epoch, end epoch (exclusive), steps.
 
-        A run that is resumed within an epoch has the rest of that one first.
+        If a run is resumed within an epoch, the first item is the rest of that epoch.
         """
         epoch, done = divmod(self.first_step, self.steps_per_epoch)
         if done and epoch < self.epochs:
@@ -125,8 +126,8 @@ class Plan(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Trains, evaluates, saves."""
-    logging.set_verbosity(logging.WARNING)  # of tensorflow-datasets too
+    """Trains, evaluates and saves the model."""
+    logging.set_verbosity(logging.WARNING)  # also for tensorflow-datasets
     tfdist.init()
     config = configure(argv[1:])
     keras.utils.set_random_seed(FLAGS.seed)
@@ -165,7 +166,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
-    """The pictures to learn from and those to be judged by; the same on all ranks."""
+    """Returns the training and validation pictures, the same on all ranks."""
     train, validation = (
         imagenet_data.open_split(
             FLAGS.data_format,
@@ -181,7 +182,7 @@ def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
 
 
 def make_plan(examples: int) -> Plan:
-    """Whole batches only; the order is another one in every epoch.
+    """Plans whole batches; their order differs in every epoch.
 
     Raises:
         ValueError: the global batch cannot be divided, or is larger than the data.
@@ -191,7 +192,7 @@ def make_plan(examples: int) -> Plan:
         lower = FLAGS.global_batch // parts * parts
         advice = f"Write --global_batch={max(lower, parts)} or {lower + parts}."
         if FLAGS.resume:
-            advice = "The run began with it: take another number of ranks."
+            advice = "The run began with it: use a different number of ranks."
         raise ValueError(
             f"Expected a global batch that {tfdist.size()} ranks with "
             f"{FLAGS.accumulation} batches each can share, got {FLAGS.global_batch}. "
@@ -199,8 +200,8 @@ def make_plan(examples: int) -> Plan:
         )
     if examples < FLAGS.global_batch:
         raise ValueError(
-            f"Expected at least one global batch of {FLAGS.global_batch} pictures to "
-            f"learn from, got {examples}. Write --global_batch={examples} or less."
+            f"Expected at least one global batch of {FLAGS.global_batch} training "
+            f"pictures, got {examples}. Write --global_batch={examples} or less."
         )
     preset = make_preset()
     return Plan(
@@ -213,7 +214,7 @@ def make_plan(examples: int) -> Plan:
 
 
 def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
-    """This rank's part of every batch, from the plan's first step to the last."""
+    """Returns this rank's part of every batch, from the plan's first step on."""
     return train.training_batches(
         first_step=plan.first_step,
         last_step=plan.steps_per_epoch * plan.epochs,
@@ -225,7 +226,7 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
 
 
 def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
-    """This rank's share, each picture once."""
+    """Returns this rank's share; each picture is used once."""
     return validation.validation_batches(batch=plan.per_rank_batch, **pipeline())
 
 
@@ -241,7 +242,7 @@ def pipeline() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
-    """An error whose reason is a picture says which, without TensorFlow's traces."""
+    """Names the picture that causes an error, without TensorFlow's traces."""
     try:
         yield
     except tf.errors.OpError:
@@ -252,13 +253,13 @@ def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
 
 
 def count_skipped(split: imagenet_data.Split) -> int:
-    """How many broken pictures were left out, by all ranks together; says which."""
-    skipped = np.zeros(len(split), bool)  # not a list, which may get too long to send
+    """Returns the number of broken pictures skipped by all ranks, and names them."""
+    skipped = np.zeros(len(split), bool)  # not a list, which could get too long to send
     skipped[list(split.skipped)] = True
     by_any = tfdist.allreduce(skipped, op=tfdist.ReduceOp.LOGICAL_OR)
     positions = np.flatnonzero(by_any)
     for position in positions[:10].tolist():
-        say(f"left out, because it is broken: {split.locate(position)}")
+        say(f"skipped, because it is broken: {split.locate(position)}")
     return len(positions)
 
 
@@ -266,7 +267,7 @@ def count_skipped(split: imagenet_data.Split) -> int:
 
 
 def make_preset() -> schedules.Preset:
-    """The published setting, with what the flags replace."""
+    """Returns the published preset, with the changes from the flags."""
     return schedules.changed(
         FLAGS.preset,
         epochs=FLAGS.epochs,
@@ -277,7 +278,7 @@ def make_preset() -> schedules.Preset:
 
 
 def build_model(plan: Plan) -> keras.Model:
-    """The network, compiled."""
+    """Builds and compiles the network."""
     model = resnet.build(
         FLAGS.network, image_size=FLAGS.image_size, classes=FLAGS.classes
     )
@@ -289,7 +290,7 @@ def build_model(plan: Plan) -> keras.Model:
         global_batch=plan.global_batch,
         accumulation=plan.accumulation,
     )
-    if FLAGS.loop == "fit":  # in the other loop the tape averages
+    if FLAGS.loop == "fit":  # in the custom loop, the tape averages
         optimizer = tfdist.DistributedOptimizer(
             optimizer, compression=FLAGS.compression
         )
@@ -298,7 +299,7 @@ def build_model(plan: Plan) -> keras.Model:
         keras.losses.CategoricalCrossentropy(
             from_logits=True,
             label_smoothing=FLAGS.label_smoothing,
-            # Of the pictures that are not left out.
+            # Averaged over the pictures that are not skipped.
             reduction="mean_with_sample_weight"
             if FLAGS.skip_corrupt
             else "sum_over_batch_size",
@@ -322,7 +323,7 @@ def run(
     validation: imagenet_data.Split,
     folder: Path,
 ) -> None:
-    """Trains from the plan's first step to the end."""
+    """Trains from the plan's first step to its last."""
     callbacks = make_callbacks(plan, folder)
     for epoch, end, steps in plan.spans():
         rest = plan._replace(first_step=(epoch + 1) * plan.steps_per_epoch - steps)
@@ -335,12 +336,12 @@ def run(
             steps_per_epoch=steps * plan.accumulation,
             callbacks=callbacks,
             verbose=0,
-            shuffle=False,  # the pictures come in the order of the epoch
+            shuffle=False,  # the pictures are already in the order of the epoch
         )
 
 
 def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
-    """The same on all ranks; those that write do it on rank 0."""
+    """Returns the same callbacks on all ranks; those that write do so on rank 0."""
     ours, of_keras = tfdist.callbacks, keras.callbacks
     images = plan.global_batch // plan.accumulation
     resumed = plan.first_step % plan.steps_per_epoch > 0
@@ -373,20 +374,20 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     if FLAGS.tensorboard:
         board = of_keras.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
-    # A time limit of the batch system loses nothing.
+    # So that a time limit of the batch system loses no work.
     return [*listed, ours.StopOnSignal(checkpoint)]
 
 
 class RunCheckpoint(tfdist.callbacks.Checkpoint):
-    """Saves under the number of steps that are done; keeps the last few.
+    """Saves models, named by the number of completed steps; keeps the last few.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         plan: the numbers of the training.
-        whole_epoch: knows what was measured in the epoch.
+        whole_epoch: callback with the measurements of the epoch.
 
     Attributes:
-        steps: how many are done.
+        steps: number of completed steps.
     """
 
     def __init__(
@@ -398,7 +399,7 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
         self.steps = plan.first_step
 
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
-        """Saves; measurements of a part of an epoch are written before the model."""
+        """Saves the model, after the measurements if the epoch is not complete."""
         logs["steps"] = self.steps
         in_epoch = self.steps % self._plan.steps_per_epoch
         part = self._whole_epoch.part() if in_epoch else None
@@ -411,11 +412,11 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
 
 
 class CountSteps(keras.callbacks.Callback):
-    """Counts the steps in the logs, for names of files; saves the last of an epoch.
+    """Counts the steps for file names in the logs; saves the last step of an epoch.
 
-    The optimizer does not count those that a loss scale skips, but their pictures have
-    been seen. An epoch is saved before its validation, which may end badly. At its end
-    the logs get the learning rate of the last step.
+    The optimizer does not count steps that a loss scale skips, but their pictures have
+    been used. An epoch is saved before its validation, which may fail. At the end of an
+    epoch, the learning rate of the last step is added to the logs.
 
     Args:
         plan: the numbers of the training.
@@ -426,19 +427,19 @@ class CountSteps(keras.callbacks.Callback):
         super().__init__()
         self._plan, self._preset = plan, make_preset()
         self._checkpoint = checkpoint
-        self._end = 0  # of the epoch, in batches
+        self._end = 0  # end of the epoch, in batches
 
     def set_model(self, model: keras.Model) -> None:
-        """The checkpoint is in no list."""
+        """Also sets the model of the checkpoint, which is in no list of callbacks."""
         super().set_model(model)
         self._checkpoint.set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """A run that was resumed may have begun the epoch before."""
+        """Sets the count; a resumed run may have begun the epoch before."""
         self._end = (epoch + 1) * self._plan.steps_per_epoch * self._plan.accumulation
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
-        """Before the callbacks that save."""
+        """Counts; runs before the callbacks that save."""
         left = self.params["steps"] - (batch + 1)
         steps, rest = divmod(self._end - left, self._plan.accumulation)
         logs["steps"] = self._checkpoint.steps = steps
@@ -447,7 +448,7 @@ class CountSteps(keras.callbacks.Callback):
             self._checkpoint.save_now(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Before the callbacks that show the logs, and save."""
+        """Adds to the logs; runs before the callbacks that show the logs and save."""
         logs["steps"] = (epoch + 1) * self._plan.steps_per_epoch
         logs["learning_rate"] = schedules.rate_at(
             self._preset,
@@ -468,7 +469,7 @@ def fit_by_hand(
     callbacks: list[keras.callbacks.Callback],
     **_: Any,
 ) -> None:
-    """Trains as `model.fit` does here, in a custom loop with the gradient tape."""
+    """Trains as `model.fit` does in `run`, in a custom loop with the gradient tape."""
     optimizer = model.optimizer
     mean_loss = next(metric for metric in model.metrics if metric.name == "loss")
 
@@ -510,10 +511,10 @@ def fit_by_hand(
 def evaluate(
     model: keras.Model, plan: Plan, validation: imagenet_data.Split
 ) -> dict[str, float]:
-    """Loss and accuracies of all pictures, each counted once; the same on all ranks."""
+    """Returns loss and accuracies over all pictures, the same on all ranks."""
     return model.evaluate(
         validation_batches(validation, plan),
-        # They make the numbers of one rank's share those of all.
+        # These callbacks combine the numbers of all ranks' shares.
         callbacks=[
             tfdist.callbacks.CombineMovingStatistics(),
             tfdist.callbacks.MetricAverage(),
@@ -527,23 +528,23 @@ def evaluate(
 
 
 def configure(words: Sequence[str]) -> dict[str, Any]:
-    """Sets the flags from the run that is resumed, YAML files and the command line.
+    """Sets the flags from the resumed run, YAML files and the command line.
 
     Raises:
-        ValueError: something in the configuration is unknown or does not fit.
-        FileNotFoundError: the run to be resumed has no configuration.
+        ValueError: the configuration contains an unknown or invalid value.
+        FileNotFoundError: the resumed run has no configuration.
     """
     before, files = {}, CONFIG.value
     if FLAGS.resume:
         saved = Path(FLAGS.resume, run_folder.CONFIG)
         before, files = run_folder.read(saved), [saved, *files]
     elif FLAGS.evaluate_only:
-        raise ValueError("--evaluate_only needs --resume: whose weights are they?")
+        raise ValueError("--evaluate_only needs --resume, the run to evaluate.")
     config = run_folder.configuration(FLAGS, NAMES, words, *files)
     run_folder.check_same(config, before, FIXED)
     if FLAGS.loop == "custom" and FLAGS.accumulation > 1:
         raise ValueError(
-            "--loop=custom takes one batch a step, got --accumulation="
+            "--loop=custom uses one batch per step, got --accumulation="
             f"{FLAGS.accumulation}. Write --loop=fit."
         )
     return config
@@ -551,11 +552,11 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
-    """When a signal ends the run, the command that goes on with it is printed.
+    """Prints the command that resumes the run if a signal ends it.
 
     Args:
-        script: this file, as it was called.
-        folder: of the run.
+        script: path of this file, as it was called.
+        folder: folder of the run.
     """
     try:
         yield
@@ -567,14 +568,14 @@ def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
                 command = ["tfdistrun", "-np", str(tfdist.size()), *command]
             say(
                 f"saved at step {run_folder.steps_of(saved[-1])}; to resume, with this "
-                "or another number of ranks:\n"
+                "or a different number of ranks:\n"
                 f"  {shlex.join(command)}"
             )
         raise
 
 
 def open_folder() -> Path:
-    """The folder of this run: a new one, or that of --resume; on rank 0."""
+    """Returns the folder of this run: a new one, or that of --resume; for rank 0."""
     folder = FLAGS.resume
     if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))
@@ -582,9 +583,9 @@ def open_folder() -> Path:
 
 
 def resume(model: keras.Model, folder: Path) -> int:
-    """Restores the newest whole checkpoint of a run; returns how many steps it did."""
+    """Restores a run's newest complete checkpoint; returns its number of steps."""
     for broken in run_folder.checkpoints(folder, whole=False):
-        say(f"left out, because it is not a whole checkpoint: {broken}")
+        say(f"skipped, because it is not a complete checkpoint: {broken}")
     newest = run_folder.last_checkpoint(folder)
     tfdist.restore(model, newest)
     return tfdist.broadcast_object(run_folder.steps_of(newest))
@@ -597,7 +598,7 @@ def describe(
     validation: imagenet_data.Split,
     folder: Path,
 ) -> str:
-    """Describes the run that is about to start, for the screen."""
+    """Describes the run before the start, for the screen."""
     ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
     batch = f"{ranks} x {plan.per_rank_batch}"
     if plan.accumulation > 1:
@@ -605,7 +606,7 @@ def describe(
     begin = f", from step {plan.first_step} on" if plan.first_step else ""
     return (
         f"{FLAGS.network}, {model.count_params():,} weights, {FLAGS.precision}; "
-        f"{len(train):,} pictures to learn from, {len(validation):,} to be judged by\n"
+        f"{len(train):,} training pictures, {len(validation):,} validation pictures\n"
         f"global batch {plan.global_batch} = {batch}; {plan.epochs} epochs of "
         f"{plan.steps_per_epoch} steps{begin}; preset {FLAGS.preset}\n"
         f"run folder {folder}"
@@ -613,7 +614,7 @@ def describe(
 
 
 def say(text: str) -> None:
-    """Prints, on rank 0."""
+    """Prints text on rank 0."""
     if tfdist.rank() == 0:
         print(text, flush=True)
 

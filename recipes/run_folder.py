@@ -1,8 +1,8 @@
-"""The folder of a run, and its configuration: flags, a YAML file and key=value words.
+"""A run's folder and its configuration: flags, a YAML file and key=value arguments.
 
-What is said later and closer wins: the defaults of the flags, then the run that is
-resumed, then the YAML file of `--config`, then `--name=value` and `name=value` on the
-command line. The result is saved as config.yaml in the run's folder, and can be given
+Later sources take precedence over earlier ones: the defaults of the flags, the run that
+is resumed, the YAML file of `--config`, then `--name=value` and `name=value` on the
+command line. The result is saved as config.yaml in the run's folder, and can be passed
 to `--config` again.
 """
 
@@ -24,7 +24,7 @@ CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 LOG = "log.csv"
 PICTURES = "pictures.yaml"
-ABANDONED_S = 3600.0  # a part of a file that nobody has written to for so long
+ABANDONED_S = 3600.0  # age of a partial file that is considered abandoned
 
 
 def configuration(
@@ -33,21 +33,21 @@ def configuration(
     words: Iterable[str],
     *files: str | os.PathLike[str],
 ) -> dict[str, Any]:
-    """Sets flags from files and words, and returns them all.
+    """Sets flags from files and command-line arguments, and returns them all.
 
     Args:
         values: the flags, as parsed from the command line.
-        names: those that belong to the configuration.
-        words: what was on the command line beside the flags: "name=value".
-        *files: YAML files, the later win.
+        names: names of the flags that belong to the configuration.
+        words: the other arguments of the command line: "name=value".
+        *files: YAML files; later files take precedence.
 
     Returns:
         The value of each name.
 
     Raises:
-        ValueError: an unknown name, a value of a wrong type, a name that is given as a
-            flag and as a word; says where.
-        FileNotFoundError: there is no such file.
+        ValueError: a name is unknown, a value has a wrong type, or a name is given as a
+            flag and as name=value; the message states where.
+        FileNotFoundError: a file does not exist.
     """
     known = sorted(names)
     given = {name for name in known if values[name].present}
@@ -72,22 +72,22 @@ def configuration(
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a YAML file that holds names and values.
+    """Returns the content of a YAML file with names and values.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it holds something else.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file has a different content.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"Expected the configuration {path}, found none. --resume takes the folder "
-            "of a run, --config a YAML file."
+            f"Expected the configuration {path}, found none. --resume expects the "
+            "folder of a run, --config a YAML file."
         )
     text = Path(path).read_text(encoding="utf-8")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from None
+        raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, Mapping):
         raise ValueError(
             f"Expected lines `name: value` in {path}, got {type(content).__name__}."
@@ -98,71 +98,71 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 def check_same(
     config: Mapping[str, Any], before: Mapping[str, Any], fixed: Iterable[str]
 ) -> None:
-    """Raises if a run is resumed as another one.
+    """Raises if a run is resumed with incompatible settings.
 
     Args:
-        config: how it shall go on.
-        before: how it began.
-        fixed: what has to stay.
+        config: the new configuration.
+        before: the configuration at the start of the run.
+        fixed: names of settings that must not change.
 
     Raises:
-        ValueError: something of it has changed.
+        ValueError: one of these settings has changed.
     """
     for name in fixed:
         if name in before and config[name] != before[name]:
             raise ValueError(
-                f"The run began with {name}={before[name]!r}, and cannot go on with "
+                f"The run began with {name}={before[name]!r}, and cannot continue with "
                 f"{name}={config[name]!r}. Leave it out, or begin a new run."
             )
 
 
 def check_pictures(path: Path, count: int) -> None:
-    """Raises if a run goes on with more or fewer pictures: its steps would be others.
+    """Raises if a run continues with a different number of pictures, and so of steps.
 
     Args:
-        path: the run's folder. One that does not say how many it began with is fine.
-        count: how many pictures there are to learn from.
+        path: the run's folder. If it has no record of the number, no error is raised.
+        count: number of training pictures.
 
     Raises:
-        ValueError: it began with another number.
+        ValueError: the run began with a different number.
     """
     if not (path / PICTURES).is_file():
         return
     before = read(path / PICTURES)["train"]
     if count != before:
         raise ValueError(
-            f"The run began with {before} pictures to learn from, and cannot go on "
+            f"The run began with {before} training pictures, and cannot continue "
             f"with {count}. Give it the same data again, or begin a new run."
         )
 
 
 def new(folder: str | os.PathLike[str], name: str) -> Path:
-    """Makes the folder of a new run, `folder`/`name`-<time>, and the link `latest`.
+    """Creates the folder of a new run, `folder`/`name`-<time>, and the link `latest`.
 
     Raises:
-        OSError: it cannot be made; says where.
-        ValueError: it is the address of a remote file system.
+        OSError: the folder cannot be created; the message names it.
+        ValueError: `folder` is the address of a remote file system.
     """
     if "://" in os.fspath(folder):
         raise ValueError(
-            f"Expected --output_dir as a folder of this machine, got {folder}. Mount "
-            "it, or copy the run when it has ended."
+            f"Expected --output_dir to be a local folder, got {folder}. Mount it, or "
+            "copy the run when it has ended."
         )
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(100):
         path = Path(folder, stem + (f"-{attempt}" if attempt else ""))
         try:
             path.mkdir(parents=True)
-        except FileExistsError:  # another run of the same second
+        except FileExistsError:  # from a run in the same second
             continue
         except OSError as error:
             raise OSError(
-                f"Could not make {path}: {error.strerror}. Name a folder that can be "
-                "written with --output_dir."
+                f"Could not create {path}: {error.strerror}. Set --output_dir to a "
+                "writable folder."
             ) from None
         break
     else:
-        raise FileExistsError(f"Could not make a new folder like {path}.")
+        raise FileExistsError(f"Could not create a new folder like {path}.")
     link = path.parent / f".{LATEST}-{os.getpid()}"
     link.symlink_to(path.name, target_is_directory=True)
     link.replace(path.parent / LATEST)
@@ -170,59 +170,59 @@ def new(folder: str | os.PathLike[str], name: str) -> Path:
 
 
 def save(path: Path, content: Mapping[str, Any], name: str = CONFIG) -> None:
-    """Writes names and values to a YAML file in a run's folder, in one piece."""
+    """Writes names and values atomically to a YAML file in a run's folder."""
     _write(path / name, yaml.safe_dump(dict(content)))
 
 
 def _write(file: Path, text: str) -> None:
-    """Replaces a file in one piece; the part has a name that no other job takes."""
+    """Replaces a file atomically, through a partial file with a unique name."""
     partial = file.with_name(f".partial-{secrets.token_hex(4)}-{file.name}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
 
 
 def checkpoints(path: Path, *, whole: bool) -> list[Path]:
-    """The checkpoints in a run's folder that are whole, or those that are not, by step.
+    """Returns the complete, or the incomplete, checkpoints in a run's folder, by step.
 
-    A file that lost its end, say in a copy, is not whole.
+    A file that is truncated, for example by a copy, is incomplete.
     """
     found = sorted((path / CHECKPOINTS).glob("step-*.keras"), key=steps_of)
     return [file for file in found if zipfile.is_zipfile(file) == whole]
 
 
 def last_checkpoint(path: Path) -> Path:
-    """The whole checkpoint of the largest step in a run's folder.
+    """Returns the complete checkpoint of the largest step in a run's folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such checkpoint.
     """
     found = checkpoints(path, whole=True)
     if not found:
         raise FileNotFoundError(
-            f"Expected checkpoints step-*.keras in {path / CHECKPOINTS}, found none "
-            "that is whole. Name the folder of a run, or its `latest`, that has saved "
-            "one."
+            f"Expected checkpoints step-*.keras in {path / CHECKPOINTS}, found no "
+            "complete one. Name the folder of a run, or its `latest`, that has saved a "
+            "checkpoint."
         )
     return found[-1]
 
 
 def as_template(path: Path) -> str:
-    """A path for something that fills in `{names}`, of which it has none."""
+    """Returns a path escaped for code that replaces `{names}`, of which it has none."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def steps_of(checkpoint: Path) -> int:
-    """How many steps were done when it was saved, by its name."""
+    """Returns the number of completed steps of a checkpoint, from its name."""
     return int(checkpoint.stem.removeprefix("step-"))
 
 
 def remove_old_checkpoints(path: Path, keep: int, steps_per_epoch: int) -> None:
-    """Removes all but the newest checkpoints, also those of an earlier run.
+    """Removes all but the newest checkpoints, including those of an earlier run.
 
     Args:
         path: the run's folder.
-        keep: how many to keep of those at the end of an epoch; and of the others, where
-            they are newer than these.
+        keep: number of checkpoints to keep at ends of epochs; and of other checkpoints,
+            if they are newer than these.
         steps_per_epoch: number of steps of an epoch.
     """
     ends, others = [], []
@@ -235,19 +235,19 @@ def remove_old_checkpoints(path: Path, keep: int, steps_per_epoch: int) -> None:
 
 
 def tidy(path: Path, epochs: int) -> None:
-    """Removes what a run does not need when it goes on.
+    """Removes files and lines that a resumed run does not need.
 
-    Parts of files that were being saved
-    when it was killed, once they are an hour old: younger ones may be of another job
-    that goes on with the same run; and lines of the log that are torn, or of epochs
-    that come again because it goes on from an older checkpoint.
+    It removes partial files, left when the run was killed while saving, once they are
+    an hour old: younger files may belong to a different job that resumes the same run.
+    It also removes incomplete lines of the log, and lines of epochs that are repeated
+    because the run is resumed from an older checkpoint.
 
     Args:
         path: the run's folder.
-        epochs: how many are done.
+        epochs: number of completed epochs.
     """
     for file in (*path.glob(".partial-*"), *(path / CHECKPOINTS).glob(".partial-*")):
-        with contextlib.suppress(FileNotFoundError):  # it is whole meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it was completed meanwhile
             if time.time() - file.stat().st_mtime > ABANDONED_S:
                 file.unlink()
     log = path / LOG
@@ -261,7 +261,7 @@ def tidy(path: Path, epochs: int) -> None:
 
 
 def _is_of(row: str, head: str, epochs: int) -> bool:
-    """Whether a line of the log lacks nothing, and is of one of the first epochs."""
+    """Returns whether a line of the log is complete and in the first epochs."""
     number = row.partition(",")[0]
     return (
         row.count(",") >= head.count(",")
@@ -279,13 +279,13 @@ def _check_known(name: str, known: list[str], place: str) -> None:
 
 
 def _of_word(flag: flags.Flag, text: str) -> Any:
-    """Returns a word parsed as YAML; for a text flag, the word as it is written."""
+    """Returns an argument parsed as YAML; for a text flag, the unchanged text."""
     if _is_text(flag):
         return text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        return text  # the flag's parser says what it expects
+        return text  # the flag's parser reports what it expects
 
 
 def _is_text(flag: flags.Flag) -> bool:
@@ -293,7 +293,7 @@ def _is_text(flag: flags.Flag) -> bool:
 
 
 def _set(values: flags.FlagValues, name: str, value: Any, place: str) -> None:
-    """Gives a flag a value of YAML, through the flag's own parser and checks."""
+    """Sets a flag to a YAML value, through the flag's own parser and checks."""
     flag = values[name]
     if value is None and flag.default is None:
         flag.value = None
@@ -305,7 +305,7 @@ def _set(values: flags.FlagValues, name: str, value: Any, place: str) -> None:
             f"{name}: expected text, got {value!r} in {place}. Write it in quotes."
         )
     try:
-        # A number written as text is a mistake in YAML, and fine on a command line.
+        # A number written as text is an error in YAML, but not on a command line.
         setattr(values, name, flag.parser.parse(value if flag.boolean else str(value)))
     except (ValueError, TypeError, flags.Error) as error:
         raise ValueError(f"{name}: {value!r} in {place}: {error}") from None

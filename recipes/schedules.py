@@ -1,10 +1,10 @@
-"""Learning rates for ImageNet in large batches: published settings by name.
+"""Learning rates for ImageNet with large batches: published presets by name.
 
     python recipes/schedules.py goyal_2017 8192    # the rate when each epoch begins
 
-A preset is data. `rate_at` is its learning rate as a closed form on numbers, and
-`optimizer` makes the Keras optimizer with the same rate as a schedule. One with another
-length or decay: `dataclasses.replace(PRESETS["cosine_2018"], epochs=30)`.
+A preset is plain data. `rate_at` is its learning rate in closed form, and `optimizer`
+creates the Keras optimizer with the same rate as a schedule. To change the length or
+decay, use `dataclasses.replace(PRESETS["cosine_2018"], epochs=30)`.
 
 In both forms step s belongs to epoch s / steps_per_epoch, from 0. A warm-up is W steps
 long, the whole training T steps.
@@ -20,12 +20,12 @@ import keras
 
 from tfdist.optimizers import LARS, MomentumSGD, Warmup, scaled_rate, warmup_factor
 
-IMAGENET = 1_281_167  # images to train on
+IMAGENET = 1_281_167  # number of training images
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The rate is multiplied by `factor` when each of the epochs begins."""
+    """Multiplies the rate by `factor` at the beginning of each of the epochs."""
 
     epochs: tuple[float, ...]
     factor: float
@@ -33,7 +33,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Exponential:
-    """The rate is multiplied by `factor` in `epochs` epochs, a little in each step."""
+    """Multiplies the rate by `factor` over `epochs` epochs, gradually in each step."""
 
     factor: float
     epochs: float
@@ -41,7 +41,7 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
-    """Half a cosine, from the rate to 0 at the end.
+    """Half a cosine, from the rate to 0 at the end of the training.
 
     References:
         Loshchilov & Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, ICLR
@@ -51,27 +51,27 @@ class Cosine:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """(1 - the part that is done) to a power, from the rate to 0 at the end."""
+    """(1 - completed fraction) to a power, from the rate to 0 at the end."""
 
     power: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """One published setting."""
+    """A published setting."""
 
     optimizer: type[MomentumSGD]
     epochs: float
-    rate: float  # of `batch`
-    batch: int | None  # the rate is scaled linearly from here; None: it is as it is
+    rate: float  # rate for `batch`
+    batch: int | None  # the rate is scaled linearly from this batch; None: not scaled
     warmup_epochs: float
-    warmup_from_zero: bool  # else from `rate`, the one before scaling
+    warmup_from_zero: bool  # else from `rate`, before scaling
     decay: Steps | Exponential | Cosine | Polynomial
-    delay: bool  # whether the decay counts from the end of the warm-up
+    delay: bool  # whether the decay starts at the end of the warm-up
     nesterov: bool
     momentum_correction: bool
     momentum: float = 0.9
-    weight_decay: float = 1e-4  # of all but biases and batch normalisation
+    weight_decay: float = 1e-4  # for all weights but biases and batch normalisation
 
 
 def _lars(rate: float, warmup_epochs: float) -> Preset:
@@ -122,7 +122,7 @@ PRESETS = {
     # (tensorflow/tpu, models/official/resnet/lars_util.py), chosen there by batch:
     "lars_16k": _lars(rate=25.0, warmup_epochs=5),  # up to 16384
     "lars_32k": _lars(rate=34.0, warmup_epochs=12),  # 32768
-    "lars_64k": _lars(rate=41.0, warmup_epochs=16),  # larger ones
+    "lars_64k": _lars(rate=41.0, warmup_epochs=16),  # larger batches
 }
 
 
@@ -133,7 +133,7 @@ DECAYS = {
     "exponential": Exponential(0.94, 2),
     "polynomial": Polynomial(2.0),
 }
-_DECAYS_EPOCHS = 90  # of the training that the epochs above are of
+_DECAYS_EPOCHS = 90  # length of the training that the epochs above refer to
 
 
 def changed(
@@ -144,16 +144,16 @@ def changed(
     warmup_epochs: float | None = None,
     decay: str | None = None,
 ) -> Preset:
-    """A preset with some of it replaced; None: as it is.
+    """Returns a preset with some settings replaced; None: not replaced.
 
     Args:
-        name: one of PRESETS.
-        epochs: length; warm-up and decay shrink or grow with it, so that 9 epochs of
+        name: a key of PRESETS.
+        epochs: length; warm-up and decay are scaled with it, so that 9 epochs of
             `goyal_2017` have half an epoch of warm-up and a tenth of the rate at 3, 6
             and 8.
-        rate: the base rate, of the preset's `batch`.
-        warmup_epochs: of the length that results.
-        decay: one of DECAYS, stretched to the length that results.
+        rate: the base rate, for the preset's `batch`.
+        warmup_epochs: warm-up epochs, in the resulting length.
+        decay: a key of DECAYS, scaled to the resulting length.
     """
     preset = PRESETS[name]
     stretch = 1.0 if epochs is None else epochs / preset.epochs
@@ -180,18 +180,18 @@ def _stretched(
             return Steps(tuple(epoch * stretch for epoch in epochs), factor)
         case Exponential(factor, epochs):
             return Exponential(factor, epochs * stretch)
-    return decay  # the others know no epochs
+    return decay  # the other decays contain no epochs
 
 
 def rate_at(
     preset: Preset, step: int, *, steps_per_epoch: int, global_batch: int
 ) -> float:
-    """The learning rate of a step, a closed form.
+    """Returns the learning rate of a step, in closed form.
 
     Args:
-        preset: one of PRESETS or a variant.
-        step: indexed from 0, over all epochs.
-        steps_per_epoch: of one rank; it is the same number on all.
+        preset: a preset of PRESETS or a variant.
+        step: index of the step from 0, over all epochs.
+        steps_per_epoch: steps of one rank, the same number on all ranks.
         global_batch: examples in a step on all ranks together.
     """
     warmup, total = _lengths(preset, steps_per_epoch)
@@ -206,11 +206,12 @@ def rate_at(
 def momentum_at(
     preset: Preset, step: int, *, steps_per_epoch: int, global_batch: int
 ) -> float:
-    """By what a step multiplies a velocity that has the learning rate inside of it.
+    """Returns the factor for a velocity that contains the learning rate.
 
-    v <- momentum * rate / previous rate * v + rate * g with momentum correction, else
-    v <- momentum * v + rate * g. Infinite if the previous rate was 0: no such velocity
-    holds what a momentum correction remembers. Arguments as of `rate_at`.
+    With momentum correction, v <- momentum * rate / previous rate * v + rate * g;
+    otherwise v <- momentum * v + rate * g. The factor is infinite if the previous rate
+    was 0, since such a velocity cannot be corrected. The arguments are those of
+    `rate_at`.
 
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
@@ -228,7 +229,7 @@ def momentum_at(
 def schedule(
     preset: Preset, *, steps_per_epoch: int, global_batch: int
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The same rates as a Keras schedule; arguments as of `rate_at`."""
+    """Returns the rates as a Keras schedule; the arguments are those of `rate_at`."""
     warmup, total = _lengths(preset, steps_per_epoch)
     length = total - warmup if preset.delay else total
     return Warmup(
@@ -243,11 +244,11 @@ def schedule(
 
 @keras.saving.register_keras_serializable(package="tfdist_recipes")
 class OfUpdates(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule of updates, for an optimizer that counts the batches it accumulates.
+    """A schedule of updates, for an optimizer that counts accumulated batches.
 
     Args:
         schedule: the rate of each update, from 0.
-        batches: how many make an update.
+        batches: number of batches in an update.
     """
 
     def __init__(
@@ -257,17 +258,17 @@ class OfUpdates(keras.optimizers.schedules.LearningRateSchedule):
         self.schedule, self.batches = schedule, batches
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate of the update that a batch is part of."""
+        """Returns the learning rate of the update that contains a batch."""
         return self.schedule(keras.ops.cast(step, "int64") // self.batches)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as Keras saves them."""
+        """Returns the arguments in Keras's format."""
         saved = keras.optimizers.schedules.serialize(self.schedule)
         return {"schedule": saved, "batches": self.batches}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "OfUpdates":
-        """The schedule that `get_config` was called of."""
+        """Returns the schedule with the configuration from `get_config`."""
         inner = keras.optimizers.schedules.deserialize(config["schedule"])
         return cls(inner, config["batches"])
 
@@ -280,14 +281,14 @@ def optimizer(
     accumulation: int = 1,
     **options: Any,
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of a preset, not yet distributed.
+    """Returns the optimizer of a preset, not yet distributed.
 
     Args:
-        preset: as of `rate_at`, and the next two too: a step is an update.
-        steps_per_epoch: updates.
+        preset: as in `rate_at`; a step is an update.
+        steps_per_epoch: number of updates.
         global_batch: examples in an update on all ranks together.
         accumulation: batches of a rank whose gradients are added up for an update.
-        **options: go to the optimizer as they are.
+        **options: arguments of the optimizer, passed on unchanged.
     """
     rate = schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch)
     if accumulation > 1:
@@ -304,12 +305,12 @@ def optimizer(
 
 
 def _lengths(preset: Preset, steps_per_epoch: int) -> tuple[int, int]:
-    """Steps of the warm-up and of the whole training."""
+    """Returns the steps of the warm-up and of the whole training."""
     warmup = round(preset.warmup_epochs * steps_per_epoch)
     total = round(preset.epochs * steps_per_epoch)
     if total <= warmup:
         raise ValueError(
-            f"Expected more than the {preset.warmup_epochs:g} epochs of the warm-up, "
+            f"Expected more epochs than the {preset.warmup_epochs:g} of the warm-up, "
             f"got epochs={preset.epochs:g}."
         )
     return warmup, total
@@ -322,7 +323,7 @@ def _peak(preset: Preset, global_batch: int) -> float:
 
 
 def _start(preset: Preset, global_batch: int) -> float:
-    """The factor of the first step: 1, no warm-up, where the batch has not grown."""
+    """Returns the first step's factor; 1 (no warm-up) if the batch is not larger."""
     if preset.warmup_from_zero:
         return 0.0
     return min(1.0, preset.rate / _peak(preset, global_batch))
@@ -355,7 +356,7 @@ def _decay_schedule(
     schedules = keras.optimizers.schedules
     match decay:
         case Steps(epochs, factor):
-            # Keras still has the old value at a boundary: the step before the epoch.
+            # At a boundary, Keras still uses the old value: subtract one step.
             last = [math.ceil(epoch * steps_per_epoch) - 1 for epoch in epochs]
             values = [rate * factor**i for i in range(len(epochs) + 1)]
             return schedules.PiecewiseConstantDecay(last, values)
@@ -372,7 +373,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Prints the learning rate at the start of each epoch.
 
     Args:
-        words: of the command line; None: of this process.
+        words: arguments of the command line; None: of this process.
     """
     parser = argparse.ArgumentParser(description="The learning rates of a preset.")
     parser.add_argument("preset", choices=PRESETS)

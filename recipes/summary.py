@@ -1,9 +1,9 @@
-"""The end of a run: a picture of its curves, and a table of a few lines.
+"""Final report of a run: a plot of its curves, and a short table.
 
-All of it comes from the run's folder: log.csv, to which each run of this folder has
-added a line for each epoch (keras.callbacks.CSVLogger, append=True), and runs.csv, in
-which `note_run` has noted when and where each began. Speed, exposed communication and
-time of an epoch are in the log where tfdist.callbacks.Progress was before it.
+All data come from the run's folder. Each run in this folder has added a line per epoch
+to log.csv (keras.callbacks.CSVLogger, append=True). `note_run` has recorded in runs.csv
+when and where each run began. The log contains speed, exposed communication and epoch
+times if tfdist.callbacks.Progress was before the logger.
 """
 
 import csv
@@ -20,25 +20,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 PICTURE, LOG, RUNS = "curves.png", "log.csv", "runs.csv"
-# What the share of samples that are right is called; the first that a log has counts.
+# Names of the accuracy; the first name that a log contains is used.
 ACCURACY = (
     *("accuracy", "top_1", "categorical_accuracy", "sparse_categorical_accuracy"),
     *("binary_accuracy", "acc"),
 )
 LEARNING_RATE = ("learning_rate", "lr")
 _TRAINING, _VALIDATION, _QUIET = "#1f6fb2", "#d9661f", "#777777"
-_MARKED_UP_TO = 30  # epochs; where there are more, a line needs no marks
+_MARKED_UP_TO = 30  # epochs; longer curves are drawn without markers
 
 
 class History(NamedTuple):
-    """Logged epochs of the runs of a folder.
+    """Logged epochs of the runs in a folder.
 
     Attributes:
-        epochs: numbers from 1, ascending. Of an epoch that is there twice, because it
-            was interrupted or lost, the last row counts.
-        columns: name → a value for each epoch, NaN where there is none.
-        resumed: where a run went on, in epochs: 3.5 is the middle of the fourth.
-        seconds: of all rows, also of those that were repeated; NaN if nobody knows.
+        epochs: numbers from 1, ascending. If an epoch was logged twice, because it was
+            interrupted or lost, the last row is used.
+        columns: name → a value for each epoch, NaN if it is missing.
+        resumed: where runs continued, in epochs: 3.5 is the middle of the fourth.
+        seconds: total time of all rows, including repeated ones; NaN if unknown.
         left_out: the lines that could not be read, and why.
     """
 
@@ -49,7 +49,7 @@ class History(NamedTuple):
     left_out: list[str]
 
     def first_of(self, names: Sequence[str], prefix: str = "") -> list[float] | None:
-        """The first of these columns that there is, if it has any value."""
+        """Returns the first of these columns that exists, if it has any value."""
         for name in names:
             values = self.columns.get(prefix + name, [])
             if _known(values):
@@ -58,12 +58,12 @@ class History(NamedTuple):
 
 
 def note_run(folder: Path, epoch: float, ranks: int) -> None:
-    """Notes, in runs.csv, that a run begins or goes on.
+    """Records in runs.csv that a run begins or continues.
 
     Args:
-        folder: of the run.
-        epoch: epochs that are done: 3.5 in the middle of the fourth, 0 for a new run.
-        ranks: how many train.
+        folder: folder of the run.
+        epoch: completed epochs: 3.5 in the middle of the fourth, 0 for a new run.
+        ranks: number of ranks.
     """
     path = Path(folder, RUNS)
     is_new = not path.exists()
@@ -75,7 +75,7 @@ def note_run(folder: Path, epoch: float, ranks: int) -> None:
 
 
 def best(folder: Path, column: str) -> float | None:
-    """The largest value in a column of log.csv; None where there is none yet."""
+    """Returns the largest value in a column of log.csv; None if there is none yet."""
     columns = read_history(Path(folder, LOG)).columns
     return max(_known(columns.get(column, [])), default=None)
 
@@ -88,20 +88,20 @@ def write_summary(
     log: Path | None = None,
     unit: str = "images",
 ) -> str:
-    """Draws curves.png; to be called by one rank, when all files are written.
+    """Draws curves.png; call it on one rank, when all files are written.
 
     Args:
-        folder: of the run; the picture goes there.
-        results: of an evaluation at the end.
-        skipped: how many corrupt samples were left out, of each part of the data.
-        log: the CSV file; default log.csv in the folder.
-        unit: what the samples are called, in the plural.
+        folder: folder of the run; the plot is written to it.
+        results: results of an evaluation at the end.
+        skipped: number of corrupt samples that were skipped, for each part of the data.
+        log: the CSV file; default: log.csv in the folder.
+        unit: plural name of the samples.
 
     Returns:
-        A table in words, to be printed.
+        A text table, for printing.
 
     Raises:
-        ValueError: the log is none.
+        ValueError: the file is not a log.
     """
     folder = Path(folder)
     history = read_history(log or folder / LOG)
@@ -116,13 +116,13 @@ def write_summary(
 
 
 def read_history(path: Path) -> History:
-    """Reads a CSV log, and runs.csv beside it.
+    """Reads a CSV log, and runs.csv in the same folder.
 
-    A run that ended in its first epoch has no log, or one without a whole first line:
-    no epoch.
+    If a run ended in its first epoch, the log is missing or has no complete first line;
+    the history then has no epochs.
 
     Raises:
-        ValueError: it is no log of epochs.
+        ValueError: the file is not a log of epochs.
     """
     path = Path(path)
     if not _has_header(path):
@@ -168,7 +168,7 @@ def _has_header(path: Path) -> bool:
 
 
 def _noted(path: Path) -> list[float] | None:
-    """The epochs at which runs went on, as `note_run` noted; None: it did not."""
+    """Returns the epochs at which runs resumed, from `note_run`; None if unknown."""
     if not path.is_file():
         return None
     with path.open(newline="", encoding="utf-8") as file:
@@ -177,7 +177,7 @@ def _noted(path: Path) -> list[float] | None:
 
 
 def _number(text: str) -> float:
-    """A finite number, or NaN: Keras writes NA for what it does not know."""
+    """Returns a finite number, or NaN: Keras writes NA for unknown values."""
     try:
         value = float(text)
     except ValueError:
@@ -231,7 +231,7 @@ def _closing_rows(
     parts = skipped if isinstance(skipped, Mapping) else {"samples": skipped}
     if any(parts.values()):
         shown = ", ".join(f"{count} ({name})" for name, count in parts.items() if count)
-        rows.append(("corrupt, left out", shown))
+        rows.append(("corrupt, skipped", shown))
     rows += [("not read", reason) for reason in history.left_out]
     files = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
     return [*rows, ("files", f"{folder}: {', '.join(files)}")]
@@ -249,7 +249,7 @@ def _epochs(history: History) -> str:
 
 
 def _best_place(values: Sequence[float], sign: int) -> int:
-    """Index of the largest value times `sign`; the first of equal ones."""
+    """Returns the index of the largest value times `sign`; the first if equal."""
     known = [i for i, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda i: sign * values[i])
 
@@ -264,13 +264,13 @@ def _duration(seconds: float) -> str:
 
 
 def draw(history: History, path: Path, *, title: str, unit: str = "images") -> None:
-    """Draws loss, accuracy, learning rate and speed, as far as they were logged.
+    """Plots loss, accuracy, learning rate and speed, if they were logged.
 
     Args:
-        history: with one epoch at least.
-        path: of the PNG file.
-        title: of the picture.
-        unit: what the samples are called, in the plural.
+        history: with at least one epoch.
+        path: path of the PNG file.
+        title: title of the plot.
+        unit: plural name of the samples.
     """
     known = history.first_of
     panels = [
@@ -322,7 +322,7 @@ def _panel(
     training: Sequence[float] | None,
     validation: Sequence[float] | None,
 ) -> dict[str, object]:
-    """The curves of one quantity; returns what the legend has to explain."""
+    """Draws the curves of one quantity; returns the entries for the legend."""
     first, last = history.epochs[0] - 1, history.epochs[-1]
     axes.set_xlim(first, max(last, first + 2))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

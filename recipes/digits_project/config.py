@@ -12,7 +12,7 @@ FILE = Path(__file__).parent / "conf" / "config.yaml"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The known settings and their types; conf/config.yaml has the values."""
+    """The known settings and their types; conf/config.yaml contains the values."""
 
     seed: int
     epochs: int
@@ -33,7 +33,7 @@ class Config:
 
 
 def converted(name: str, value: Any, source: str) -> Any:
-    """The value in the type of its setting; "1e-3" is a number, whatever YAML says."""
+    """Converts a value to its setting's type; "1e-3" is a number, unlike in YAML."""
     types = {field.name: field.type for field in dataclasses.fields(Config)}
     if name not in types:
         near = difflib.get_close_matches(name, types, n=1, cutoff=0)[0]
@@ -50,14 +50,14 @@ def converted(name: str, value: Any, source: str) -> Any:
 
 
 def load(overrides: list[str], file: Path = FILE) -> Config:
-    """The settings of a run.
+    """Returns the settings of a run.
 
     Raises:
-        ValueError: an unknown setting, one without a value, or one that is not good.
+        ValueError: a setting is unknown, has no value, or has an invalid value.
     """
     found = yaml.safe_load(file.read_text()) or {}
     if not isinstance(found, dict):
-        raise ValueError(f"{file}: expected lines `key: value`.")
+        raise ValueError(f"{file}: expected lines of the form `key: value`.")
     values = {name: converted(name, found[name], str(file)) for name in found}
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -71,5 +71,5 @@ def load(overrides: list[str], file: Path = FILE) -> Config:
 
 
 def save(config: Config, file: Path) -> None:
-    """Writes all settings, in a form that `load` reads."""
+    """Writes all settings in a format that `load` reads."""
     file.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))

@@ -1,6 +1,6 @@
-"""The data: 1,797 handwritten digits of 8x8 pixels, which come with scikit-learn.
+"""The data: 1,797 handwritten digits of 8x8 pixels, from scikit-learn.
 
-Put your own here: all that the rest asks for is `load`.
+To use your own data, replace `load`; the other files use nothing else.
 """
 
 import gzip
@@ -21,16 +21,16 @@ class Data(NamedTuple):
 
 
 def load(test_part: float, seed: int) -> Data:
-    """Loads all data, the same on every rank: which rank gets what is dealt out later.
+    """Loads all data, the same on every rank; the caller distributes it to the ranks.
 
     Args:
-        test_part: part of the data that is not trained on, 0..1.
-        seed: of the choice.
+        test_part: fraction of the data that is not used for training, 0..1.
+        seed: seed for the random choice of these data.
 
     Raises:
         FileNotFoundError: scikit-learn is not installed.
     """
-    spec = importlib.util.find_spec("sklearn")  # its code is not needed, nor imported
+    spec = importlib.util.find_spec("sklearn")  # only its files are read, no import
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("no digits: pip install --no-deps scikit-learn")
     folder = Path(spec.submodule_search_locations[0])

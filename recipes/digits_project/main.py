@@ -1,4 +1,4 @@
-"""One run: settings, data, network, training, and a folder with what came of it.
+"""One run: settings, data, network, training, and a folder with the results.
 
 tfdistrun -np 2 python main.py batch_size=512
 """
@@ -23,11 +23,11 @@ log = logging.getLogger("digits")
 
 
 def new_folder(runs: Path) -> Path:
-    """Makes runs/<time>, and points runs/latest at it."""
+    """Creates runs/<time>, and the link runs/latest to it."""
     runs.mkdir(parents=True, exist_ok=True)
     while True:
         folder = runs / time.strftime("%Y-%m-%d_%H-%M-%S")
-        with contextlib.suppress(FileExistsError):  # of a run of the same second
+        with contextlib.suppress(FileExistsError):  # from a run in the same second
             folder.mkdir()
             break
         time.sleep(0.1)
@@ -38,7 +38,7 @@ def new_folder(runs: Path) -> Path:
 
 
 def start_log(folder: Path) -> None:
-    """Rank 0 writes the log, to the screen and to a file; warnings come from all."""
+    """Logs to screen and file on rank 0; all ranks print warnings."""
     if tfdist.rank() == 0:
         to_file = logging.FileHandler(folder / "log.txt")
         logging.basicConfig(
@@ -50,7 +50,7 @@ def start_log(folder: Path) -> None:
 
 
 def main() -> None:
-    """Trains and reports."""
+    """Trains the network and reports the results."""
     settings = config.load(sys.argv[1:])
     tfdist.init()
     keras.utils.set_random_seed(settings.seed)

@@ -1,4 +1,4 @@
-"""The network: a plain Keras model, which knows nothing of ranks."""
+"""The network: a plain Keras model that does not depend on tfdist."""
 
 import keras
 from keras import layers
@@ -7,13 +7,13 @@ from keras import layers
 def build(
     input_shape: tuple[int, ...], classes: int, width: int, dropout: float
 ) -> keras.Model:
-    """Two convolutions, and scores for the classes.
+    """Builds two convolutions, followed by the scores of the classes.
 
     Args:
-        input_shape: of one sample, [height, width, channels].
+        input_shape: shape of one sample, [height, width, channels].
         classes: number of classes.
         width: channels of the first convolution; the second has twice as many.
-        dropout: part of the features that is left out in each step, 0..1.
+        dropout: fraction of the features that is dropped in each step, 0..1.
     """
     return keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""The training: what all ranks do together. Each line with `tfdist` is for them."""
+"""The training on all ranks. The lines with `tfdist` connect the ranks."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ log = logging.getLogger("digits")
 
 
 class LogEpochs(keras.callbacks.Callback):
-    """A line in the log for each epoch."""
+    """Writes a line to the log for each epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the line."""
@@ -29,16 +29,17 @@ def train(model: keras.Model, data: Data, config: Config, folder: Path) -> dict:
     """Trains the model; rank 0 saves it after each epoch.
 
     Returns:
-        What is worth keeping: speed, and the loss and accuracy on the test data.
+        The results: speed, and the loss and accuracy on the test data.
 
     Raises:
-        ValueError: the global batch does not fit the ranks or the data.
+        ValueError: the global batch cannot be divided among the ranks, or is larger
+            than the data.
     """
     ranks, samples = tfdist.size(), len(data.train[0])
     if config.batch_size % ranks or config.batch_size > samples:
         raise ValueError(
-            f"Expected a batch_size that divides by {ranks} ranks, at most the "
-            f"{samples} samples to train on, got {config.batch_size}."
+            f"Expected a batch_size divisible by {ranks} ranks and not above the "
+            f"{samples} training samples, got {config.batch_size}."
         )
     batches = tfdist.data.shard(
         data.train,
@@ -54,7 +55,7 @@ def train(model: keras.Model, data: Data, config: Config, folder: Path) -> dict:
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    literal = str(folder).replace("{", "{{").replace("}", "}}")  # names no metric
+    literal = str(folder).replace("{", "{{").replace("}", "}}")  # no metric names
     callbacks = [
         tfdist.callbacks.BroadcastInitialState(),
         tfdist.callbacks.MetricAverage(),

@@ -1,9 +1,9 @@
-"""A GAN learns to draw digits: two models, two optimizers, one train_step, model.fit.
+"""Trains a GAN to draw digits: two models, two optimizers, one train_step, model.fit.
 
     tfdistrun -np 2 python recipes/examples/gan.py
 
-Each optimizer reduces its own gradients. The ranks have the same weights, their own
-digits, and their own noise.
+Each optimizer reduces its own gradients. All ranks have the same weights, but each rank
+has its own digits and noise.
 
 References:
     Goodfellow et al., Generative Adversarial Nets, NIPS 2014, algorithm 1.
@@ -30,7 +30,7 @@ GLOBAL_BATCH, NOISE, SEED = 100, 32, 1
 
 
 class Gan(keras.Model):
-    """Draws digits (`generator`) and tells them from real ones (`discriminator`)."""
+    """Draws digits (`generator`) and distinguishes them (`discriminator`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Gan(keras.Model):
         self.losses_seen = [keras.metrics.Mean(n) for n in ("telling", "drawing")]
 
     def compile(self, for_drawing: float, for_telling: float) -> None:
-        """One optimizer for each of the two; both reduce over the ranks."""
+        """Creates an optimizer for each model; both reduce over the ranks."""
         super().compile(optimizer=None, jit_compile=False)
         self.drawing = tfdist.DistributedOptimizer(
             keras.optimizers.Adam(for_drawing, beta_1=0.5), name="drawing"
@@ -68,12 +68,12 @@ class Gan(keras.Model):
         )
 
     def draw(self, count: int, training: bool = False) -> tf.Tensor:
-        """`count` new digits of shape [count, 28, 28, 1]."""
+        """Draws `count` new digits of shape [count, 28, 28, 1]."""
         noise = keras.random.normal((count, NOISE), seed=self.noise_seed)
         return self.generator(noise, training=training)
 
     def train_step(self, real: tf.Tensor) -> dict[str, tf.Tensor]:
-        """First the discriminator's step, then the generator's."""
+        """Takes a step of the discriminator, then a step of the generator."""
         count = tf.shape(real)[0]
         drawn = self.draw(count, training=True)
         with tf.GradientTape() as tape:
@@ -96,9 +96,9 @@ class Gan(keras.Model):
 
 
 def unlikeness(drawn: np.ndarray, real: np.ndarray) -> float:
-    """How far the mean and the spread of all pixels are from those of real digits.
+    """Returns how far the pixels' mean and spread are from those of real digits.
 
-    0: not at all; 1: as far as a black image is.
+    0 means no difference; 1 means the difference of a black image.
     """
     pairs = [(f(drawn, axis=0), f(real, axis=0)) for f in (np.mean, np.std)]
     return float(
@@ -108,7 +108,7 @@ def unlikeness(drawn: np.ndarray, real: np.ndarray) -> float:
 
 
 def main() -> None:
-    """Trains and reports."""
+    """Trains the GAN and reports the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     epochs = parser.parse_args().epochs

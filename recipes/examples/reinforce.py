@@ -2,10 +2,10 @@
 
     tfdistrun -np 2 python recipes/examples/reinforce.py
 
-Each rank plays its own episodes with the common policy. How many steps they take
-differs from rank to rank, the number of collective calls does not: one step of the
-optimizer for each round of episodes. What ends the loop is the return of all ranks,
-which is the same number on every rank, so that all of them leave it together.
+Each rank plays its own episodes with the common policy. The number of steps in the
+episodes differs between ranks, but the number of collective calls does not: the
+optimizer takes one step per round of episodes. The loop ends on the return over all
+ranks, which is the same number on every rank, so all ranks leave the loop together.
 
 References:
     Williams, Simple statistical gradient-following algorithms for connectionist
@@ -33,22 +33,22 @@ EPISODES, MAX_STEPS, DISCOUNT, SEED = 16, 200, 0.98, 1
 
 
 class Poles:
-    """Poles on carts, all moved at once; each ends when it falls.
+    """Poles on carts, all moved together; an episode ends when its pole falls.
 
     Args:
         count: number of carts.
-        rng: where the random starts come from.
+        rng: random generator for the initial states.
     """
 
     TIME_S, GRAVITY, FORCE = 0.02, 9.8, 10.0
     CART_KG, POLE_KG, HALF_POLE_M = 1.0, 0.1, 0.5
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:
-        # Position, its speed, angle, its speed; in m, rad and s.
+        # Position, its speed, angle, its speed; in m, m/s, rad and rad/s.
         self.states = rng.uniform(-0.05, 0.05, (count, 4)).astype(np.float32)
 
     def push(self, to_the_right: np.ndarray) -> np.ndarray:
-        """Moves all carts for one step; which poles still stand, of shape [count]."""
+        """Moves all carts by one step; returns which poles stand, shape [count]."""
         x, speed, angle, turn = self.states.T
         force = np.where(to_the_right, self.FORCE, -self.FORCE)
         mass = self.CART_KG + self.POLE_KG
@@ -65,11 +65,11 @@ class Poles:
 
 
 def play(policy: keras.Model, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Episodes until every pole fell, or for MAX_STEPS.
+    """Plays episodes until every pole has fallen, for at most MAX_STEPS.
 
     Returns:
-        Of all steps in which a pole stood: states [steps, 4], actions [steps] and
-        discounted returns [steps]; and the length of each episode [EPISODES].
+        States [steps, 4], actions [steps] and discounted returns [steps] of all steps
+        in which a pole stood; and the length of each episode [EPISODES].
     """
     poles = Poles(EPISODES, rng)
     standing = np.ones(EPISODES, bool)
@@ -82,7 +82,7 @@ def play(policy: keras.Model, rng: np.random.Generator) -> tuple[np.ndarray, ...
         standing = standing & poles.push(actions[-1])
     returns = np.zeros((len(states), EPISODES), np.float32)
     following = np.zeros(EPISODES, np.float32)
-    for step in reversed(range(len(states))):  # each step that a pole stands earns 1
+    for step in reversed(range(len(states))):  # reward 1 for each step a pole stands
         following = alive[step] * (1 + DISCOUNT * following)
         returns[step] = following
     kept = np.stack(alive)
@@ -90,14 +90,14 @@ def play(policy: keras.Model, rng: np.random.Generator) -> tuple[np.ndarray, ...
 
 
 def main() -> None:
-    """Trains and reports."""
+    """Trains the policy and reports the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--enough", type=float, default=150.0, metavar="STEPS")
     flags = parser.parse_args()
     tfdist.init()
     keras.utils.set_random_seed(SEED)
-    rng = np.random.default_rng(tfdist.data.seed(SEED))  # other episodes on each rank
+    rng = np.random.default_rng(tfdist.data.seed(SEED))  # different on each rank
     policy = keras.Sequential(
         [keras.Input((4,)), layers.Dense(32, activation="tanh"), layers.Dense(1)]
     )
@@ -107,7 +107,7 @@ def main() -> None:
 
     for number in range(1, flags.rounds + 1):
         states, actions, returns, lengths = play(policy, rng)
-        # Sums over all ranks, so that mean and spread are those of all steps.
+        # Sums over all ranks, so that mean and spread are over the steps of all ranks.
         sums = [len(returns), returns.sum(), (returns**2).sum(), lengths.mean()]
         sums = tfdist.allreduce(tf.constant(sums, tf.float64), op=tfdist.ReduceOp.SUM)
         steps, total, squares, length = sums.numpy()
@@ -121,14 +121,14 @@ def main() -> None:
             )
             loss = tf.reduce_mean(surprise * advantages)
         variables = policy.trainable_variables
-        # The ranks' steps differ in number: the mean is that over all of them.
+        # The ranks have different numbers of steps: the mean is over all steps.
         adam.apply(tape.gradient(loss, variables, weight=len(returns)), variables)
 
         length /= tfdist.size()
         own = tfdist.allgather_object(len(returns))
         if tfdist.rank() == 0:
             print(f"round {number:2}: {length:5.1f} steps upright; of ranks {own}")
-        if length >= flags.enough:  # the same number everywhere: no rank stays behind
+        if length >= flags.enough:  # the same number on all ranks, so all ranks stop
             break
 
     hashes = tfdist.allgather_object(mnist_data.weights_hash(policy))

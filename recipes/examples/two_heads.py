@@ -1,11 +1,11 @@
-"""Two heads on one trunk; a rank's data has labels for one of the heads only.
+"""Trains two heads on one trunk; each rank's data has labels for only one head.
 
     tfdistrun -np 2 python recipes/examples/two_heads.py
 
-Even ranks know which digit an image shows, odd ranks only whether that is even. The
-branch of the model that a rank does not use has gradients that are None there; in the
-average they count as zeros. So all ranks learn both: the step is that of one process
-with the mean of the ranks' losses.
+Even ranks know which digit an image shows; odd ranks only know whether the digit is
+even. On each rank, the gradients of the unused head are None and are treated as zeros
+in the average. So all ranks learn both heads: the step equals that of one process with
+the mean of the ranks' losses.
 """
 
 import argparse
@@ -26,7 +26,7 @@ GLOBAL_BATCH, SEED = 64, 1
 
 
 def build_model() -> keras.Model:
-    """A trunk and the heads, which give logits."""
+    """Builds a trunk and the heads, which return logits."""
     images = keras.Input((28, 28, 1))
     x = layers.Flatten()(images)
     x = layers.Dense(128, activation="relu")(x)
@@ -37,19 +37,19 @@ def build_model() -> keras.Model:
 
 
 def build_optimizer() -> keras.optimizers.Optimizer:
-    """Of one process; not reducing yet."""
+    """Returns the optimizer for one process; it does not reduce gradients yet."""
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
 def head_of(rank: int) -> str:
-    """The head that this rank's labels are for."""
+    """Returns the head for which this rank has labels."""
     return list(HEADS)[rank % len(HEADS)]
 
 
 def loss_of(
     model: keras.Model, head: str, images: tf.Tensor, digits: tf.Tensor
 ) -> tf.Tensor:
-    """The mean cross entropy of one head; the other one is not used."""
+    """Returns the mean cross entropy of one head; the other head is not used."""
     labels = digits if head == "digit" else digits % 2
     logits = model(images, training=True)[head]
     return tf.reduce_mean(
@@ -58,7 +58,7 @@ def loss_of(
 
 
 def main() -> None:
-    """Trains and reports."""
+    """Trains the model and reports the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument(
@@ -85,7 +85,7 @@ def main() -> None:
 
     for epoch in range(flags.epochs):
         own = tf.reduce_mean([step(images, digits) for images, digits in train])
-        losses = tfdist.allgather(own[tf.newaxis])  # every rank calls it, one prints
+        losses = tfdist.allgather(own[tf.newaxis])  # all ranks call it, rank 0 prints
         if tfdist.rank() == 0:
             shown = ", ".join(f"{loss:.4f}" for loss in losses)
             print(f"epoch {epoch + 1}/{flags.epochs}  loss of each rank {shown}")

@@ -112,8 +112,8 @@ def test_one_rank_and_three_learn_as_much(copied, tmp_path):
     ("setting", "words"),
     [
         ("epoch=3", "epoch=3: no setting is called 'epoch'. Meant: epochs?"),
-        ("batch_size=63", "divides by 2 ranks, at most the 1438 samples"),
-        ("batch_size=1440", "divides by 2 ranks, at most the 1438 samples"),
+        ("batch_size=63", "divisible by 2 ranks and not above the 1438 training"),
+        ("batch_size=1440", "divisible by 2 ranks and not above the 1438 training"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(copied, setting, words):
@@ -163,7 +163,7 @@ def test_a_setting_that_is_not_good_is_named(override, words):
         (lambda text: text.replace("epochs: 20", "epochs:"), "one value for epochs"),
         (lambda text: text.replace("epochs: 20", "epochs: [1]"), "got [1]"),
         (lambda text: text.replace("epochs: 20", ""), "expected values for epochs too"),
-        (lambda text: "just words", "expected lines `key: value`"),
+        (lambda text: "just words", "expected lines of the form `key: value`"),
         (lambda text: "", "expected values for seed, epochs, "),
     ],
 )

@@ -60,7 +60,7 @@ def test_the_commands_of_the_readme_train_on_two_ranks(option, network, tmp_path
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"[-5000:]
     assert network in done.stdout
-    assert "160 pictures to learn from, 40 to be judged by" in done.stdout
+    assert "160 training pictures, 40 validation pictures" in done.stdout
     assert "global batch 16 = 2 ranks x 8; 1 epochs of 10 steps" in done.stdout
     run = tmp_path / "runs" / "latest"
     [row] = csv.DictReader((run / "log.csv").open())

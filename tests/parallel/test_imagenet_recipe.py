@@ -186,7 +186,7 @@ def test_an_older_checkpoint_counts_when_the_newest_is_torn(words, tmp_path):
         log.write("1,6.")
     [(printed, code, _), _] = run_ranks(trained, 2, [f"--resume={run}"], timeout_s=110)
     assert code == 0
-    assert f"not a whole checkpoint: {newest.resolve()}" in printed
+    assert f"not a complete checkpoint: {newest.resolve()}" in printed
     assert f"from step {STEPS} on" in printed
     assert len((run / "log.csv").read_text().splitlines()) == 1 + 2
 
@@ -384,9 +384,9 @@ def refused(words):
         (["glbal_batch=16"], "Unknown name 'glbal_batch'.*Did you mean global_batch"),
         (["epochs=two"], "epochs: 'two' in the command line"),
         (["classes=50"], "Expected at most 50 classes"),
-        (["--loop=custom", "accumulation=2"], "--loop=custom takes one batch a step"),
+        (["--loop=custom", "accumulation=2"], "--loop=custom uses one batch per step"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
-        (["--resume=nowhere"], "nowhere/config.yaml.*--resume takes the folder of a"),
+        (["--resume=nowhere"], "nowhere/config.yaml.*--resume expects the folder of a"),
         (["--config=none.yaml"], "configuration none.yaml, found none.*a YAML file"),
         (["label_smoothing=1.5"], r"1.5 is not .*\[0.0, 1.0\]"),
         (["epochs=0"], "epochs: 0 in the command line"),
@@ -408,7 +408,7 @@ def test_a_run_does_not_go_on_as_another(words, tmp_path):
     for option in ("network=resnet18", "global_batch=48", "--seed=7"):
         resumed = [f"--resume={tmp_path / 'runs/latest'}", option]
         for result in run_ranks(refused, 2, resumed):
-            assert "cannot go on with" in result["message"]
+            assert "cannot continue with" in result["message"]
 
 
 @pytest.fixture
@@ -432,10 +432,8 @@ def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
     assert "none has ended" in printed and "evaluation" in printed
     for result in run_ranks(refused, 2, other):
         assert result["class"] == "ValueError"
-        assert (
-            "with 48 pictures to learn from, and cannot go on with 72"
-            in (result["message"])
-        )
+        expected = "with 48 training pictures, and cannot continue with 72"
+        assert expected in result["message"]
     (run / "pictures.yaml").unlink()  # as of a run from before there was one
     [(printed, code, _), _] = run_ranks(trained, 2, resumed, timeout_s=110)
     assert code == 0 and "from step 1 on" in printed

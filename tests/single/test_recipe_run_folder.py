@@ -45,7 +45,7 @@ def test_the_newest_whole_checkpoint_counts(tmp_path):
     assert run_folder.checkpoints(folder, whole=False) == [newest]
     for step in (8, 16):
         path_of(folder, step).write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match="found none that is whole"):
+    with pytest.raises(FileNotFoundError, match="found no complete one"):
         run_folder.last_checkpoint(folder)
 
 
@@ -115,7 +115,7 @@ def test_a_remote_folder_is_refused_and_not_made_here(tmp_path, monkeypatch):
 
 
 def test_errors_name_the_option_that_helps(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--resume takes the folder of a run"):
+    with pytest.raises(FileNotFoundError, match="--resume expects the folder of a run"):
         run_folder.read(tmp_path / "config.yaml")
     file = tmp_path / "file"
     file.write_text("")

@@ -147,7 +147,7 @@ def test_a_batch_that_has_not_grown_is_not_warmed_up():
 
 def test_more_warm_up_than_epochs_is_refused():
     preset = dataclasses.replace(recipe.PRESETS["lars_32k"], epochs=12)
-    with pytest.raises(ValueError, match="more than the 12 epochs of the warm-up"):
+    with pytest.raises(ValueError, match="more epochs than the 12 of the warm-up"):
         recipe.rate_at(preset, 0, **SETTING)
 
 

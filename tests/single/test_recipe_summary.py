@@ -60,7 +60,7 @@ def test_the_table_tells_the_best_epoch_and_the_last(tmp_path):
     assert "4.0% of the time" in rows["exposed communication"]
     assert rows["time of epochs"].endswith("3 min 00 s")
     assert rows["evaluation"].endswith("loss 1.2500, top_1 0.4000")
-    assert rows["corrupt, left out"].endswith("2 (train)")
+    assert rows["corrupt, skipped"].endswith("2 (train)")
     assert "curves.png, log.csv" in rows["files"]
     pixels = drawn(tmp_path)
     assert pixels["training"] > 500 and pixels["validation"] > 200
