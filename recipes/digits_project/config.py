@@ -37,7 +37,7 @@ def converted(name: str, value: Any, source: str) -> Any:
     types = {field.name: field.type for field in dataclasses.fields(Config)}
     if name not in types:
         near = difflib.get_close_matches(name, types, n=1, cutoff=0)[0]
-        raise ValueError(f"{source}: no setting is called {name!r}. Meant: {near}?")
+        raise ValueError(f"{source}: unknown setting {name!r}. Did you mean {near}?")
     if value is None or isinstance(value, (bool, list, dict)):
         raise ValueError(f"{source}: expected one value for {name}, got {value!r}.")
     try:

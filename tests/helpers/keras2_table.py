@@ -197,7 +197,7 @@ def _in_mode(path: str, face: str) -> str:
         except (AttributeError, ImportError, RuntimeError) as error:
             if owner == "Variable" and not _is_there(tf.Variable([1.0]), name):
                 return "an error, as of every tf.Variable outside of a graph"
-            _, separator, advice = str(error).partition(" is not there in Keras 3. ")
+            _, separator, advice = str(error).partition(" does not exist in Keras 3. ")
             return f"an error: {advice}" if separator else ""
     told = [str(w.message) for w in caught if w.category is Keras2SpellingWarning]
     if not told:

@@ -111,7 +111,7 @@ def test_one_rank_and_three_learn_as_much(copied, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("epoch=3", "epoch=3: no setting is called 'epoch'. Meant: epochs?"),
+        ("epoch=3", "epoch=3: unknown setting 'epoch'. Did you mean epochs?"),
         ("batch_size=63", "divisible by 2 ranks and not above the 1438 training"),
         ("batch_size=1440", "divisible by 2 ranks and not above the 1438 training"),
     ],
@@ -138,9 +138,9 @@ def test_a_setting_given_twice_has_the_last_value():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("epoch=3", "no setting is called 'epoch'. Meant: epochs?"),
-        ("LR_INIT=3", "no setting is called 'LR_INIT'. Meant: "),
-        ("batchsize=3", "Meant: batch_size?"),
+        ("epoch=3", "unknown setting 'epoch'. Did you mean epochs?"),
+        ("LR_INIT=3", "unknown setting 'LR_INIT'. Did you mean "),
+        ("batchsize=3", "Did you mean batch_size?"),
         ("epochs", "Expected key=value, got 'epochs'"),
         ("epochs=", "epochs=: expected a whole number for epochs, got ''"),
         ("epochs=2.5", "expected a whole number for epochs, got '2.5'"),
@@ -159,7 +159,7 @@ def test_a_setting_that_is_not_good_is_named(override, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text + "epoch: 3\n", "no setting is called 'epoch'"),
+        (lambda text: text + "epoch: 3\n", "unknown setting 'epoch'"),
         (lambda text: text.replace("epochs: 20", "epochs:"), "one value for epochs"),
         (lambda text: text.replace("epochs: 20", "epochs: [1]"), "got [1]"),
         (lambda text: text.replace("epochs: 20", ""), "expected values for epochs too"),

@@ -203,7 +203,7 @@ def test_an_optimizer_written_for_keras_2_says_how_it_is_written_now(method, bas
     with pytest.raises(NotImplementedError, match="update_step.self, gradient, var"):
         cls(name="mine")
     for name in ("add_slot", "_set_hyper", "get_slot"):
-        with pytest.raises(AttributeError, match="not there in Keras 3"):
+        with pytest.raises(AttributeError, match="not exist in Keras 3"):
             getattr(keras.optimizers.SGD(0.5), name)
 
 

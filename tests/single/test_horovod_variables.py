@@ -48,8 +48,8 @@ def test_what_has_a_meaning_is_translated(name, text, expected):
 @pytest.mark.parametrize("name", [n for n, m in variables.TABLE.items() if m.note])
 def test_what_has_no_meaning_is_named_with_what_is_used_instead(name):
     (note,) = translate({f"HOROVOD_{name}": "3"}).notes
-    assert note.startswith(f"HOROVOD_{name} has no meaning here: ")
-    assert len(note) > len(f"HOROVOD_{name} has no meaning here: ") + 10
+    assert note.startswith(f"HOROVOD_{name} has no effect: ")
+    assert len(note) > len(f"HOROVOD_{name} has no effect: ") + 10
     assert translate({f"HOROVOD_{name}": "0"}).notes == []  # off, as it is here
 
 

@@ -34,7 +34,7 @@ def _missing(part: str) -> ModuleNotFoundError:
     if part.startswith("runner."):  # tfdist has only the parts that programs import
         advice = _LAUNCHER
     return ModuleNotFoundError(
-        f"No module named {name!r} in tfdist's place of Horovod"
+        f"No module named {name!r} in tfdist's replacement for Horovod"
         + (f": {advice}" if advice else " (docs/from-horovod.md)"),
         name=name,
     )

@@ -163,7 +163,7 @@ def check_reduced(
     if found is Found.LOCAL:
         return _refuse(optimizer, given, text)
     xla_context.check_not_xla(
-        "whether the gradients of a step were reduced cannot be found out inside"
+        "whether the gradients of a step were reduced cannot be determined inside"
     )
     shared = [v for _, v in pairs]
     compared = compare_in_step(

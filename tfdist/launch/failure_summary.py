@@ -133,7 +133,7 @@ _TEXT_HINTS = (
         "No module named 'horovod'",
         "start a program that was written for Horovod with `tfdistrun --horovod`",
     ),
-    ("in tfdist's place of Horovod", ""),  # the message is complete
+    ("in tfdist's replacement for Horovod", ""),  # the message is complete
     (
         "ModuleNotFoundError",
         "is the right environment active? tfdistrun starts COMMAND as it is, e.g. "

@@ -277,7 +277,7 @@ def _add_binding(made: argparse.ArgumentParser) -> None:
         choices=KINDS,
         default=KINDS[0],
         help="processors that each rank may use: all of its host (none, the default), "
-        "one core, those of one NUMA node or socket, or an equal share, which is best "
+        "one core, one NUMA node or socket, or an equal share, which is best "
         "for TensorFlow on CPUs (slice). See docs/binding.md",
     )
     made.add_argument(

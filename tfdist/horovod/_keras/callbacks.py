@@ -118,7 +118,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Does the same; in `evaluate`, other metrics remain each rank's own."""
         if not self._in_epoch:
-            self._look_at_metrics("of model.evaluate stay those of each rank")
+            self._look_at_metrics("of model.evaluate remain each rank's own")
             if not self._combines_states:
                 return
         super().on_test_begin(logs)

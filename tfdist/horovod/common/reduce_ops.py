@@ -29,7 +29,7 @@ class AdasumError(NotImplementedError, ValueError):
     def __init__(self) -> None:
         super().__init__(
             "Adasum is not part of tfdist. Use op=hvd.Average with a learning rate for "
-            "the global batch: hvd.size() times that of one process, reached by a "
+            "the global batch: hvd.size() times the rate of one process, reached by a "
             "warm-up (hvd.callbacks.LearningRateWarmupCallback, or "
             "tfdist.callbacks.LearningRateWarmup), or tfdist.optimizers.LARS for very "
             "large batches."

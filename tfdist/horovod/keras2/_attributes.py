@@ -78,7 +78,7 @@ def _answering(answers: dict[str, _Get]) -> Callable[[Any, str], Any]:
 
 def _refusing(kind: str) -> dict[str, _Get]:
     def refuse(name: str, advice: str, owner: Any) -> Any:
-        raise AttributeError(f"{kind}.{name} is not there in Keras 3. {advice}")
+        raise AttributeError(f"{kind}.{name} does not exist in Keras 3. {advice}")
 
     return {
         name: functools.partial(refuse, name, advice)

@@ -76,7 +76,7 @@ GONE = {
         "reset_uids": "Write keras.utils.clear_session().",
     },
     "callbacks": {
-        "BaseLogger": "fit averages by itself. Leave it out.",
+        "BaseLogger": "fit averages metrics itself. Leave it out.",
         "SidecarEvaluatorModelExport": _ONE_RANK,
     },
     "constraints": {
@@ -113,7 +113,7 @@ GONE = {
         "StepsPerExecutionTuner": "Write compile(steps_per_execution=n).",
         "TimedThread": "Write a threading.Thread.",
         "experimental": _DATASET,
-        "to_ordinal": "np.arange(classes - 1) < y[..., None] is that of NumPy.",
+        "to_ordinal": "With NumPy, write np.arange(classes - 1) < y[..., None].",
         "warmstart_embedding_matrix": "Set the rows of the matrix with NumPy.",
     },
     "wrappers": {
@@ -130,7 +130,7 @@ def advice_for(path: str) -> str:
 
     Example:
         >>> advice_for("callbacks.BaseLogger")
-        'fit averages by itself. Leave it out.'
+        'fit averages metrics itself. Leave it out.'
         >>> advice_for("estimator.model_to_estimator") == advice_for("estimator")
         True
         >>> advice_for("layers.Dense")
@@ -145,4 +145,4 @@ def advice_for(path: str) -> str:
 
 def refusal(path: str) -> str:
     """Returns the error message for a removed name."""
-    return f"keras.{path} is not there in Keras 3. {advice_for(path)}"
+    return f"keras.{path} does not exist in Keras 3. {advice_for(path)}"

@@ -76,4 +76,4 @@ def tell(old: str, new: str) -> None:
 
 def refuse(old: str, new: str) -> NotImplementedError:
     """Returns the error for something that Keras 3 cannot do."""
-    return NotImplementedError(f"{old} is not there in Keras 3. {new}")
+    return NotImplementedError(f"{old} does not exist in Keras 3. {new}")

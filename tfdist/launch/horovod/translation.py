@@ -123,7 +123,7 @@ def translate(options: argparse.Namespace) -> Arguments:
     _add_mpi(made, {given[name]: getattr(options, name) for name in names})
     for name, note in _MEANINGLESS.items():
         if getattr(options, name, None):
-            made.notes.append(f"{given[name]} has no meaning here: {note}")
+            made.notes.append(f"{given[name]} has no effect: {note}")
     made.words += ["--", *options.command]
     return made
 
@@ -171,7 +171,7 @@ def _add_variables(
                 raise FlagError(f"{given[name]}: {error}") from None
             made.words += ["-x", f"{PREFIX}{short}={text}"]
         elif value is not False:
-            made.notes.append(f"{given[name]} has no meaning here: {meaning.note}")
+            made.notes.append(f"{given[name]} has no effect: {meaning.note}")
     if options.verbose and "log_level" not in given:
         made.words += ["-x", f"{PREFIX}LOG_LEVEL=INFO"]
 
@@ -237,7 +237,7 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
                 others.append(word)
         if others:
             made.notes.append(
-                f"{flag} {shlex.join(others)} has no meaning here: MPI is not used"
+                f"{flag} {shlex.join(others)} has no effect: MPI is not used"
             )
     if None in kinds:
         made.notes.append(

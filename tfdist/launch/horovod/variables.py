@@ -241,7 +241,7 @@ def translate(environ: Mapping[str, str]) -> Translation:
         meaning, text = meaning_of(name), environ[name]
         if not meaning.becomes:
             if meaning.note and is_on(text):
-                found.notes.append(f"{name} has no meaning here: {meaning.note}")
+                found.notes.append(f"{name} has no effect: {meaning.note}")
             continue
         try:
             value = meaning.convert(text)
