@@ -5,7 +5,7 @@ on its bytes and its seed: it has the same bits on whichever rank and whenever i
 made.
 
 As is usual for training on ImageNet, some steps are approximate. JPEG is decoded with
-TensorFlow's default, the fast integer transform (it differs from the exact one by one
+TensorFlow's default, the fast integer transform (it differs from the exact form by one
 or two of 255 levels). Scaling is bilinear without an anti-aliasing filter. The result
 is rounded to uint8, which needs a quarter of the memory of float32. Normalise the
 pictures in the model.

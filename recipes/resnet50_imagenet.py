@@ -575,7 +575,7 @@ def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
 
 
 def open_folder() -> Path:
-    """Returns the folder of this run: a new one, or that of --resume; for rank 0."""
+    """Returns the folder of this run: a new folder, or --resume's; for rank 0."""
     folder = FLAGS.resume
     if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))

@@ -210,8 +210,7 @@ def momentum_at(
 
     With momentum correction, v <- momentum * rate / previous rate * v + rate * g;
     otherwise v <- momentum * v + rate * g. The factor is infinite if the previous rate
-    was 0, since such a velocity cannot be corrected. The arguments are those of
-    `rate_at`.
+    was 0, since such a velocity cannot be corrected. Arguments: see `rate_at`.
 
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
@@ -229,7 +228,7 @@ def momentum_at(
 def schedule(
     preset: Preset, *, steps_per_epoch: int, global_batch: int
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Returns the rates as a Keras schedule; the arguments are those of `rate_at`."""
+    """Returns the rates as a Keras schedule; for the arguments, see `rate_at`."""
     warmup, total = _lengths(preset, steps_per_epoch)
     length = total - warmup if preset.delay else total
     return Warmup(

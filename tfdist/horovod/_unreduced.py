@@ -38,7 +38,7 @@ from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 
 _MARK = "_tfdist_guarded"
-# Whether the current optimizer is part of one that has been checked, or reduces.
+# Whether the current optimizer is part of a checked optimizer, or reduces.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "tfdist_guarded_step", default=False
 )

@@ -9,7 +9,7 @@ processes. Its standard input is a pipe from the launcher. A line with a number 
 process group that was created for a rank. A final "x" means that the launcher has ended
 everything itself. If the pipe closes without an "x", the launcher was killed. The guard
 finds the processes by their group, and by the job tag in the environment they started
-with. This tag is that of the launcher, or of its agent on another host, so several
+with. The launcher, and each agent on another host, has its own tag, so several
 "hosts" on one machine do not interfere.
 
 Uses only the standard library, so that it starts in milliseconds.

@@ -81,7 +81,7 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
 
 
 def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:
-    """Returns tfdistrun's exit code: that of the first rank that failed."""
+    """Returns tfdistrun's exit code: the exit code of the first rank that failed."""
     if first.failed:
         return first.exit_code
     failed = [end for end in ends if end.failed]
@@ -223,7 +223,7 @@ def explain(
 
 
 def _reason(first: RankEnd, others: Sequence[RankEnd]) -> str:
-    """Returns the rank's own reason, or else that of the first rank that blamed it."""
+    """Returns the rank's reason, or the reason given by the first to blame it."""
     witnesses = [end for end in others if end.told.get("blamed") == first.rank]
     witnesses.sort(key=lambda end: end.failed_at_s)
     own_fault = first.told.get("blamed") in (None, first.rank)

@@ -82,7 +82,7 @@ def _checked_name(text: str, where: str) -> str:
 
 
 def _split_slots(text: str, where: str) -> tuple[str, int]:
-    """Returns host and slots; the default is one slot: "host", "host:2", "[::1]:2"."""
+    """Splits "host", "host:2" or "[::1]:2" into host and slots; default: 1 slot."""
     bracket = re.fullmatch(r"((?:[^@\[\]]+@)?)\[([0-9A-Fa-f:.%\w]+)\](?::(.*))?", text)
     if bracket:
         name, slots = bracket[1] + bracket[2], bracket[3]

@@ -198,7 +198,7 @@ def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_variables() -> dict[str, _Get]:
-    """Returns a variable's own old attributes, and those of a `tf.Variable`."""
+    """Returns a variable's old attributes, and the attributes of a `tf.Variable`."""
     names = [name for name in dir(ResourceVariable) if not name.startswith("_")]
     found: dict[str, _Get] = {n: functools.partial(_of_value, n) for n in names}
     return found | {

@@ -178,7 +178,7 @@ def gradients_of_this_rank(
 ) -> list[Any]:
     """Returns the gradients for a rank outside of the process set, as in Horovod.
 
-    They are returned unchanged, except that those of local variables are divided.
+    Gradients of local variables are divided; all others are returned unchanged.
     """
     return _with_local_factor(grads, options.local_places(variables), options)
 
