@@ -164,7 +164,7 @@ def prepare(
 
 
 def define_flags() -> None:
-    """The flags."""
+    """Defines the flags."""
     flags.DEFINE_string(
         "manual_dir", None, f"folder with {', '.join(TARS)}", required=True
     )

@@ -116,7 +116,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         self._look_at_metrics("of the epoch are the plain means of the ranks' numbers")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Does the same; in `evaluate`, other metrics remain each rank's own."""
+        """Checks the metrics; `evaluate` does not average those it cannot combine."""
         if not self._in_epoch:
             self._look_at_metrics("of model.evaluate remain each rank's own")
             if not self._combines_states:

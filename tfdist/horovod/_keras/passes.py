@@ -46,7 +46,7 @@ class SumsPasses(CountsPasses):
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Is called once for each update, with the means, before the reduction."""
+        """Replaces the means by sums, once per update and before the reduction."""
         if vars(self).get("_tfdist_own_weight") is not None:
             raise ValueError(
                 "apply() was given a weight, but with backward_passes_per_step the "

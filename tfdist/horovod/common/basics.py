@@ -169,11 +169,11 @@ class HorovodBasics:
         return 0
 
     def ddl_built(self) -> bool:
-        """False."""
+        """Returns False."""
         return False
 
     def ccl_built(self) -> bool:
-        """False."""
+        """Returns False."""
         return False
 
     def cuda_built(self) -> bool:
@@ -181,7 +181,7 @@ class HorovodBasics:
         return False
 
     def rocm_built(self) -> bool:
-        """False."""
+        """Returns False."""
         return False
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
