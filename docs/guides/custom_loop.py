@@ -9,9 +9,9 @@ Description: A GradientTape on several processes: the same start, one step, numb
 """
 ## Introduction
 
-Without `fit` four things are yours that its callbacks do: the same start on all ranks,
-gradients of all ranks, numbers of all ranks, and an end that comes on all of them in the
-same step. Each is one line.
+Without `fit`, your program has to do four things: start all ranks from the same state,
+average gradients over the ranks, combine values of all ranks, and end on all ranks after
+the same step. Each needs one line.
 
 ```shell
 tfdistrun -np 2 python docs/guides/custom_loop.py
@@ -41,8 +41,8 @@ def say(text):
 
 
 """
-The data are 1,797 digits of 8x8 pixels, from a file of the package scikit-learn. All ranks
-read it; `tfdist.data.shard` deals it out. `batch_size` is that of one rank.
+The data are 1,797 digits of 8x8 pixels, from a file of the package scikit-learn. All
+ranks read them, and `tfdist.data.shard` distributes them. `batch_size` is per rank.
 """
 
 GLOBAL_BATCH, EPOCHS, TEST = 64, 20, 297
@@ -63,9 +63,9 @@ test = tfdist.data.shard((images[:TEST], digits[:TEST]), batch_size=batch_size)
 ## The same start
 
 Build model and optimizer, then send the variables of rank 0 to all. Without this the ranks
-would average gradients of different models. Generators of random numbers are different on
-purpose: `broadcast_seed_generators` gives each rank its own masks of dropout, which follow
-from the seed of rank 0.
+would average gradients of different models. Random number generators differ on purpose:
+`broadcast_seed_generators` gives each rank its own dropout masks, derived from the seed
+of rank 0.
 """
 
 model = keras.Sequential(
@@ -91,10 +91,10 @@ tfdist.layers.broadcast_seed_generators(model)
 ## Gradients of all ranks
 
 `tfdist.DistributedGradientTape` is a `tf.GradientTape` whose `gradient` is averaged over
-the ranks. See for yourself that the average of the parts is the gradient of the whole: every
-rank takes the gradient of 60 digits by itself, and then that of its share of them by the
-tape. `weight` is the number of samples in the share; leave it out where all ranks have
-batches of one size.
+the ranks. The following code shows that the average over the shares is the gradient of
+the whole batch. Every rank first computes the gradient of all 60 digits independently,
+and then the gradient of its share with the distributed tape. `weight` is the number of
+samples in the share; leave it out if all ranks have batches of the same size.
 """
 
 whole = images[:60], digits[:60]
@@ -114,10 +114,10 @@ say(f"gradients of the shares, averaged, and of the whole: {furthest:.1e} apart"
 assert furthest < 1e-6
 
 """
-In the step the optimizer is a plain one: the tape reduces, or the optimizer does
-(`tfdist.DistributedOptimizer`), not both. The step is a `tf.function`, so gradients leave
-while the rest of the backward pass still runs; without `tf.function` it gives the same
-numbers, later.
+The step uses a plain optimizer: either the tape reduces the gradients or the optimizer
+does (`tfdist.DistributedOptimizer`), not both. The step is a `tf.function`, so gradients
+are sent while the rest of the backward pass is still running. Without `tf.function`, it
+gives the same results, but is slower.
 """
 
 
@@ -138,13 +138,13 @@ def count(images, digits):
 """
 ## Numbers of all ranks, and the end
 
-What a rank computes from its share is its own. `tfdist.allreduce` makes it that of all:
-add up counts, and divide afterwards. A mean of the ranks' means would be wrong where their
-shares differ in size, and here they do: 297 digits to two ranks.
+Each rank computes values from its own share. `tfdist.allreduce` combines the values of
+all ranks: add up counts, and divide afterwards. The mean of the ranks' means would be
+wrong if their shares differ in size, as with 297 digits on two ranks.
 
-All ranks have to leave the loop after the same step. So they decide on a number that is the
-same on all of them. A rank that stopped by its own count would leave the others waiting; they
-would end with an error that names it, not with a result.
+All ranks have to leave the loop after the same step, so the decision uses a value that is
+the same on all ranks. If a rank decided by its own count, the others would wait for it
+and then raise an error that names it.
 """
 
 for epoch in range(EPOCHS):
@@ -161,15 +161,15 @@ for epoch in range(EPOCHS):
 """
 ## What holds now
 
-At least 97 of 100 digits that the model has not seen; and that number is not an average
-over the ranks but a count: one process, looking at all of them, finds it too.
+The model classifies at least 97 of 100 unseen digits correctly. This number is a count,
+not an average over the ranks: one process that evaluates all digits gets the same number.
 """
 
 assert accuracy >= 0.97
 assert int(right) == int(count(images[:TEST], digits[:TEST]))
 
 """
-The ranks have taken the same steps: model and optimizer are equal to the last bit.
+The ranks have run the same steps: model and optimizer are bitwise equal.
 """
 
 bits = b"".join(v.numpy().tobytes() for v in model.weights + optimizer.variables)
@@ -190,6 +190,6 @@ say(f"same weights on {tfdist.size()} ranks: {hashes[0]}")
 
 ## Where to go on
 
-Batches of unequal sizes, accumulation, half types and large embeddings:
-`docs/gradients.md`. A branch that only some ranks use: `recipes/examples/two_heads.py`.
+`docs/gradients.md` covers batches of different sizes, accumulation, half types and large
+embeddings. `recipes/examples/two_heads.py` has a branch that only some ranks use.
 """

@@ -9,9 +9,9 @@ Description: Metrics and predictions that are those of one process, in a part of
 """
 ## Introduction
 
-An evaluation can be spread over the ranks, too: each looks at some of the data. The numbers
-should then be those of one process that looks at all. This guide shows what
-goes wrong when they are put together by hand, and what gives them exactly.
+An evaluation can be distributed over the ranks, so that each rank uses a part of the
+data. The results should be the same as in one process that uses all data. This guide
+shows what goes wrong if you combine the results by hand, and how to get exact results.
 
 ```shell
 tfdistrun -np 2 python docs/guides/evaluation.py
@@ -19,8 +19,9 @@ tfdistrun -np 2 python docs/guides/evaluation.py
 
 ## A model to evaluate
 
-1,797 digits of 8x8 pixels, from a file of the package scikit-learn; a small model, trained
-as in `fit.py` beside this file. F1 is a metric that is no mean over the samples.
+The data are 1,797 digits of 8x8 pixels, from a file of the package scikit-learn. The
+small model is trained as in `fit.py` in this folder. F1 is a metric that is not a mean
+over the samples.
 """
 
 import hashlib
@@ -91,10 +92,10 @@ history = model.fit(
 """
 ## What goes wrong by hand
 
-The obvious way: each rank evaluates its share, and the results are averaged. For a metric
-that is a mean, this is right if all shares are of one size. 797 digits on two ranks are
-not: a sample of the smaller share counts more. For F1 it is never right: the mean of two F1
-scores is not the F1 of all.
+A simple way is to let each rank evaluate its share, and to average the results. For a
+metric that is a mean, this is correct if all shares have the same size. With 797 digits
+on two ranks they do not, and samples in the smaller share have more weight. For F1 it is
+never correct: the mean of two F1 scores is not the F1 score of all samples.
 """
 
 mine = slice(tfdist.rank(), None, tfdist.size())
@@ -104,17 +105,17 @@ by_hand = {name: float(tfdist.allreduce(value)) for name, value in share.items()
 """
 ## evaluate
 
-`tfdist.evaluate` takes the whole data on all ranks, and deals out the batches. It does not
-average results: a metric of Keras is a few sums and counts, and these are added over the
-ranks, before the result is computed. So it holds for each metric of Keras, F1 and AUC
-included, and every sample counts once.
+`tfdist.evaluate` receives the whole data on all ranks and distributes the batches. It
+does not average results. A metric of Keras has a few sums and counts, which are added
+over the ranks before the result is computed. This is exact for every metric of Keras,
+including F1 and AUC, and every sample is used once.
 """
 
 together = tfdist.evaluate(model, x, y, verbose=0, return_dict=True)
 
 """
-One process finds the same. (Each rank does all the work alone here, to compare; in a
-program of yours leave this out.)
+One process gets the same results. For this comparison, each rank does all the work
+alone; leave this out in your own program.
 """
 
 alone = model.evaluate(x, y, verbose=0, return_dict=True)
@@ -132,9 +133,9 @@ if tfdist.size() > 1:
 """
 ## predict
 
-`tfdist.predict` likewise: the batches are those of one process, so the outputs are too, bit
-for bit, in the order of the data, on all ranks. `gather="root"` gives them to rank 0 alone,
-and `gather="none"` leaves each part where it is.
+`tfdist.predict` uses the same batches as one process, so the outputs are the same too,
+bit for bit, in the order of the data, on all ranks. With `gather="root"` only rank 0 gets
+the outputs. With `gather="none"` each rank keeps its own part.
 """
 
 outputs = tfdist.predict(model, x, verbose=0)
@@ -143,8 +144,8 @@ assert np.array_equal(outputs, model.predict(x, verbose=0))
 """
 ## Numbers of your own
 
-What is a sum over samples needs no class: count on each rank, and add. Here, which digit is
-taken for which.
+A sum over samples needs no metric class: count on each rank, and add up the counts. The
+example counts which digit is classified as which.
 """
 
 own, indices = tfdist.predict(model, x, gather="none", verbose=0)
@@ -159,14 +160,14 @@ assert taken_for.sum() == TEST
 assert np.isclose(np.trace(taken_for) / TEST, together["accuracy"], atol=1e-6)
 
 """
-A metric class of your own that keeps sums says so in one line, `tfdist_merge = "sum"`; then
-`fit`, `evaluate` and this page's comparison hold for it as well (`docs/evaluation.md`).
+A custom metric class that keeps sums needs one line, `tfdist_merge = "sum"`. It then works
+in `fit` and `evaluate`, and in the comparison on this page (`docs/evaluation.md`).
 
 ## What holds now
 
-The asserts above: the same metrics as one process within 1e-6, the same outputs bit for bit.
-Accuracy is at least 0.9; and evaluating has changed no weights: the ranks are still
-equal to the last bit.
+The asserts above confirm the same metrics as in one process within 1e-6, and the same
+outputs bit for bit. Accuracy is at least 0.9. The evaluation has not changed any weights:
+the ranks are still bitwise equal.
 """
 
 assert together["accuracy"] >= 0.9

@@ -20,13 +20,13 @@ This file is the whole program. Start it on two ranks with
 tfdistrun -np 2 python docs/guides/fit.py
 ```
 
-or on one with `python docs/guides/fit.py`: the text does not change.
+or on one rank with `python docs/guides/fit.py`. The program is the same.
 
 ## Setup
 
 `tfdist.init()` comes first. It finds the other ranks and connects to them; from then on
-`tfdist.rank()` is the number of this process, from 0, and `tfdist.size()` how many there
-are. On a machine with GPUs `tfdist.pin_gpu()` follows: one GPU for each rank.
+`tfdist.rank()` is the index of this process, from 0, and `tfdist.size()` the number of
+processes. On a machine with GPUs, call `tfdist.pin_gpu()` next: one GPU for each rank.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def say(text):
 """
 ## The data
 
-1,797 handwritten digits of 8x8 pixels, from a file of the package scikit-learn. Every rank
-reads all of it, in the same order.
+The data are 1,797 handwritten digits of 8x8 pixels, from a file of the package
+scikit-learn. Every rank reads all of them, in the same order.
 """
 
 GLOBAL_BATCH, EPOCHS, TEST = 64, 15, 297
@@ -65,12 +65,13 @@ images = (rows[:, :-1].reshape(-1, 8, 8, 1) / 16).astype("float32")
 digits = rows[:, -1].astype("int32")
 
 """
-`tfdist.data.shard` gives each rank its share: every sample to one rank, in the same number
-of steps on all of them, shuffled anew in each epoch. `batch_size` is that of one rank.
-Here the *global* batch is fixed, so any number of ranks that divides 64 does the same
-training, with the same learning rate; 3 ranks take 21 samples each, a global batch of 63.
-If you would rather keep the batch of each rank, the global batch grows with the ranks, and
-the rate wants to grow too: see `docs/large-batches.md`.
+`tfdist.data.shard` gives each rank its share. Every sample belongs to one rank, all ranks
+run the same number of steps, and samples are shuffled again in each epoch. `batch_size`
+is the batch size per rank. This program keeps the *global* batch fixed, so any number of
+ranks that divides 64 gives the same training, with the same learning rate. 3 ranks use 21
+samples each, a global batch of 63. If you keep the batch size per rank instead, the
+global batch grows with the number of ranks, and the learning rate should grow too: see
+`docs/large-batches.md`.
 """
 
 batch_size = GLOBAL_BATCH // tfdist.size()
@@ -82,7 +83,7 @@ test = tfdist.data.shard((images[:TEST], digits[:TEST]), batch_size=batch_size)
 """
 ## The model
 
-Nothing in it knows of other ranks.
+The model does not depend on the number of ranks.
 """
 
 model = keras.Sequential(
@@ -98,9 +99,9 @@ model = keras.Sequential(
 )
 
 """
-`tfdist.DistributedOptimizer` takes any optimizer of Keras and gives the same object back.
-What is new: gradients are averaged over the ranks before it clips, decays or applies them.
-They leave while the rest of the backward pass still runs.
+`tfdist.DistributedOptimizer` accepts any optimizer of Keras and returns the same object.
+It then averages gradients over the ranks before it clips, decays or applies them. They
+are sent while the rest of the backward pass is still running.
 """
 
 rate = keras.optimizers.schedules.CosineDecay(6e-3, EPOCHS * len(train))
@@ -113,16 +114,16 @@ model.compile(
 """
 ## Training
 
-Two callbacks, in this order:
+Training needs two callbacks, in this order:
 
 - `BroadcastInitialState` gives all ranks the state of rank 0 before the first step, and
-  each its own stream of dropout masks;
-- `MetricAverage` puts the metrics of all samples of all ranks into the logs. Whatever
-  looks at the logs (`EarlyStopping`, `Checkpoint`) comes after it, and then decides alike
-  on all ranks.
+  gives each rank its own stream of dropout masks;
+- `MetricAverage` puts metrics computed over the samples of all ranks into the logs.
+  Callbacks that read the logs (`EarlyStopping`, `Checkpoint`) come after it, so that they
+  make the same decisions on all ranks.
 
-A list that would let the ranks drift apart is an error before the first step
-(`docs/callbacks.md`). `shuffle=False` because the dataset shuffles already.
+A list that would let the ranks diverge raises an error before the first step
+(`docs/callbacks.md`). Use `shuffle=False`, because the dataset already shuffles.
 """
 
 history = model.fit(
@@ -140,9 +141,9 @@ history = model.fit(
 """
 ## Saving
 
-The optimizer kept its name and its state, so the file is that of a plain Keras model: it
-loads where there is no tfdist. One rank writes it. During `fit`,
-`tfdist.callbacks.Checkpoint` does so, and `tfdist.restore` goes on at the exact step.
+The optimizer keeps its name and its state, so the file contains a plain Keras model that
+can be loaded without tfdist. One rank writes it. During `fit`, use
+`tfdist.callbacks.Checkpoint`; `tfdist.restore` then continues at the exact step.
 """
 
 if tfdist.rank() == 0:
@@ -156,8 +157,8 @@ if tfdist.rank() == 0:
 """
 ## What holds now
 
-The digits were learned: at least 96 of 100 that the model has not seen. The validation in
-`fit` counted each of them once, so `tfdist.evaluate` finds the same number.
+The model classifies at least 96 of 100 unseen digits correctly. The validation in `fit`
+used each of them once, so `tfdist.evaluate` returns the same number.
 """
 
 results = tfdist.evaluate(
@@ -168,8 +169,8 @@ assert results["accuracy"] >= 0.96
 assert np.isclose(results["accuracy"], history.history["val_accuracy"][-1], atol=1e-6)
 
 """
-The ranks have the same weights, to the last bit: a rank that had missed one average, or
-rounded one in another way, would show here.
+The ranks have bitwise equal weights. If a rank had missed one average, or had rounded it
+differently, this check would fail.
 """
 
 bits = b"".join(weight.tobytes() for weight in model.get_weights())
@@ -180,8 +181,7 @@ say(f"same weights on {tfdist.size()} ranks: {hashes[0]}")
 """
 ## If you come from Horovod
 
-A script that runs under Horovod runs here as it is, with `tfdistrun --horovod`. In
-tfdist's own names:
+A Horovod script runs without changes with `tfdistrun --horovod`. With tfdist's own names:
 
 | in your script | here |
 |---|---|
@@ -193,6 +193,6 @@ tfdist's own names:
 
 ## Where to go on
 
-`custom_loop.py` beside this file does the same without `fit`; `evaluation.py` is about
-numbers that are right; `docs/models-and-loops.md` lists each way of training.
+`custom_loop.py` in this folder does the same without `fit`. `evaluation.py` shows how to
+get exact metrics. `docs/models-and-loops.md` lists each way of training.
 """

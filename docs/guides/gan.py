@@ -10,8 +10,8 @@ Description: Two networks, two optimizers and one train_step, trained by fit on 
 ## Introduction
 
 A GAN trains two networks against each other: a *generator* draws, a *discriminator* tells
-drawings from real images. Two things are new on several ranks: there are two optimizers,
-and both have to average; and there is noise, which must *not* be the same on all ranks.
+drawings from real images. Two things are new on several ranks. There are two optimizers,
+and both have to average gradients. The noise must *not* be the same on all ranks.
 
 ```shell
 tfdistrun -np 2 python docs/guides/gan.py
@@ -51,7 +51,7 @@ def say(text):
 """
 ## Two networks
 
-They are as in one process.
+The networks are the same as in one process.
 """
 
 
@@ -83,17 +83,17 @@ def make_discriminator():
 """
 ## One model
 
-`compile` wraps each of the two optimizers, under a name of its own. Each reduces the
-gradients it is given, and no others; the two reductions of a step come in the same order
-on all ranks because `train_step` is the same text.
+`compile` wraps each of the two optimizers, with a different name. Each optimizer reduces
+only the gradients that it receives. The two reductions of a step have the same order on
+all ranks, because all ranks run the same `train_step`.
 
-`fit` knows nothing of these optimizers. `BroadcastInitialState` does: it looks for wrapped
-optimizers among the attributes of the model, and an attribute that is an optimizer but is
-not wrapped is an error.
+`fit` does not use these optimizers, but `BroadcastInitialState` finds them: it looks for
+wrapped optimizers among the attributes of the model. An attribute that is an optimizer
+but is not wrapped raises an error.
 
-The noise comes from a generator of random numbers with the seed
-`tfdist.data.seed(1)`, which is another one on each rank. With one seed for all, the ranks
-would draw the same images: the work of one rank, done twice.
+The noise comes from a random number generator with the seed `tfdist.data.seed(1)`, which
+is different on each rank. With the same seed on all ranks, the ranks would draw the same
+images and repeat the same work.
 """
 
 
@@ -139,8 +139,8 @@ class Gan(keras.Model):
 """
 ## Training
 
-How good are the drawings? Here, by two pictures that digits have in common: the mean of
-each pixel and its spread. 0 is a perfect match; 1 is as far off as black paper.
+The drawings are compared with the digits by two images: the mean of each pixel and its
+spread. A distance of 0 is a perfect match; 1 is the distance of a black image.
 """
 
 
@@ -180,8 +180,8 @@ assert after < before / 2
 assert after < 0.4
 
 """
-Both networks are the same on all ranks, to the last bit, though no two ranks have seen the
-same drawing.
+Both networks are bitwise equal on all ranks, although no two ranks have used the same
+drawing.
 """
 
 
@@ -200,18 +200,17 @@ say(f"same weights on {tfdist.size()} ranks: {hashes[0]}")
 """
 ## In a loop of your own
 
-Two `tfdist.DistributedGradientTape`, one for each loss, with plain optimizers; and
-`tfdist.broadcast_variables` of both networks and both optimizers before the first step
-(`custom_loop.py`). A penalty on gradients needs a third tape, inside: that one stays a
-`tf.GradientTape`, since it is about one rank's images.
+Use two `tfdist.DistributedGradientTape`, one for each loss, with plain optimizers. Call
+`tfdist.broadcast_variables` for both networks and both optimizers before the first step
+(`custom_loop.py`). A penalty on gradients needs a third, inner tape. This tape stays a
+`tf.GradientTape`, because the penalty uses only the rank's own images.
 
 ## If you come from Horovod
 
 `hvd.DistributedOptimizer` around each of the two, and
-`BroadcastGlobalVariablesCallback(0)`, become the two lines above. What you may not have had
-to think of: layers draw another stream of random numbers on each rank here, as one process
-with the larger batch would; only noise that you draw yourself, as above, needs
-`tfdist.data.seed`.
+`BroadcastGlobalVariablesCallback(0)`, become the two lines above. Unlike in Horovod,
+layers draw a different stream of random numbers on each rank, as one process with the
+larger batch would. Only noise that you draw yourself, as above, needs `tfdist.data.seed`.
 
 The same on 28x28 digits: `recipes/examples/gan.py`.
 """
