@@ -1,4 +1,4 @@
-"""Data for one rank: its share of a data set, in equally many steps on every rank.
+"""Input data for one rank: its share of a data set, in equal steps on all ranks.
 
 Example:
     >>> import numpy as np, tfdist

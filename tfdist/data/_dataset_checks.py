@@ -1,4 +1,4 @@
-"""Checks of datasets whose samples are distributed to the ranks by position."""
+"""Checks datasets whose samples are distributed to the ranks by position."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from tfdist.core.registry import WeakRegistry
 from tfdist.data._loaders import is_of_loader
 
 _SHARD_THE_LOADER = (
-    "It comes from a loader of Keras, whose files tfdist.data.shard deals out if it "
-    "gets what the loader returned. Put .map(...) and other steps behind it:\n"
+    "The dataset comes from a Keras loader. Pass the loader's dataset to "
+    "tfdist.data.shard, which distributes the files, and add .map(...) and other steps "
+    "afterwards:\n"
     "    dataset = keras.utils...._dataset_from_directory(...)\n"
     "    dataset = tfdist.data.shard(dataset, batch_size=...).map(...)"
 )
 _EVALUATE_THE_LOADER = (
-    "It comes from a loader of Keras, which shuffles by default. Write shuffle=False "
-    "there; but with validation_split this would choose other files, so write\n"
+    "The dataset comes from a Keras loader, which shuffles by default. Pass "
+    "shuffle=False to the loader. With validation_split, shuffle=False would select "
+    "different files, so write instead\n"
     "    share = tfdist.data.shard(loaded, batch_size=...)  # what it returned\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
@@ -29,11 +31,11 @@ _part_counts: WeakRegistry[int] = WeakRegistry()
 
 
 def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Marks a dataset as one rank's part of the samples, if it has no `.shard(...)`.
+    """Marks a dataset without `.shard(...)` as one rank's part of the samples.
 
     Args:
-        dataset: the part.
-        size: number of ranks that have a part.
+        dataset: the dataset to mark.
+        size: number of parts, one for each rank.
 
     Returns:
         The same dataset.
@@ -43,70 +45,71 @@ def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def is_part(dataset: tf.data.Dataset, size: int) -> bool:
-    """Whether a dataset is known to be the part of one of `size` ranks."""
+    """Returns whether a dataset is known to be one of `size` parts."""
     return size > 1 and any(_parts(node) == size for node in _upstream(dataset))
 
 
 def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
     """Raises if the samples are not the same, in the same order, on all ranks.
 
-    Distributing samples by position needs that: with a random order, or with a dataset
-    that is already a part, ranks would share some samples and miss others.
+    Samples can only be distributed by position if this holds. With a random order, or
+    if the dataset is already sharded, some samples would be read by several ranks and
+    others by none.
 
     Args:
         dataset: dataset to distribute.
-        function: the function that distributes it, for messages.
+        function: name of the function that distributes it, for messages.
         size: number of ranks.
 
     Raises:
-        ValueError: it is shuffled, sharded already, or not deterministic.
+        ValueError: the dataset is shuffled, already sharded, or not deterministic.
     """
     for node in _upstream(dataset):
         kind = type(node).__name__
         if "Shuffle" in kind or _shuffles_inside(node):
             raise ValueError(
-                f"The dataset is shuffled before {function}: each rank would pick from "
-                "another order, so some samples would be seen twice and others never. "
-                + _instead_of_shuffle(dataset, function)
+                f"The dataset is shuffled before {function}. Each rank would choose "
+                "its samples from a different order, so some samples would be read "
+                "twice and others never. " + _instead_of_shuffle(dataset, function)
             )
         _check_cache(node, function, size)
         if _picks_at_random(node, same_iterator=function != "tfdist.data.scatter"):
             raise ValueError(
-                f"The dataset picks at random among others before {function} "
-                "(sample_from_datasets), so its order differs between ranks. Write "
-                "tf.data.Dataset.choose_from_datasets(...), or give "
-                "sample_from_datasets a seed and rerandomize_each_iteration=False."
+                f"The dataset uses sample_from_datasets before {function}, so its "
+                "order is random and differs between ranks. Use "
+                "tf.data.Dataset.choose_from_datasets(...), or pass a seed and "
+                "rerandomize_each_iteration=False to sample_from_datasets."
             )
         if _parts(node) == size > 1:
             raise ValueError(
-                f"The samples were dealt out among {size} ranks before {function}, "
-                "which deals them out itself: of the rank's part each rank would get a "
-                "part again, and most samples would be left out. Remove "
+                f"The samples were already distributed to {size} ranks before "
+                f"{function}, which distributes them as well. Each rank would get a "
+                "part of a part, and most samples would be left out. Remove "
                 f".shard({size}, ...), tfdist.data.shard or tfdist.data.scatter from "
                 "the dataset."
             )
         if getattr(node, "_deterministic", None) in ("false", False):
             raise ValueError(
                 f"The dataset has a step ({kind}) with deterministic=False before "
-                f"{function}, so its order differs between ranks. Write "
-                "deterministic=True there."
+                f"{function}, so its order differs between ranks. Set "
+                "deterministic=True in this step."
             )
     if dataset.options().deterministic is False:
         raise ValueError(
             "The dataset has the option deterministic=False, so its order differs "
-            f"between ranks. Set it to True before {function}."
+            f"between ranks. Set the option to True before {function}."
         )
 
 
 def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
-    """Raises if a dataset is batched that should not be.
+    """Raises if a dataset is already batched.
 
     Args:
-        dataset: dataset to batch.
-        function: the function that batches it, for messages.
+        dataset: dataset of single samples.
+        function: name of the function that batches it, for messages.
 
     Raises:
-        ValueError: it is batched.
+        ValueError: the dataset is batched.
     """
     for node in _upstream(dataset):
         kind = type(node).__name__
@@ -114,14 +117,14 @@ def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
             return
         if "Batch" in kind:
             raise ValueError(
-                f"The dataset is batched before {function}, which was to deal out "
-                "single samples. "
+                f"The dataset is batched before {function}, which expects single "
+                "samples. "
                 + (
                     _SHARD_THE_LOADER
                     if _has_loader(dataset)
-                    else "Remove .batch(...), or write batch_size=None in the loader "
-                    "of Keras that made the dataset, and give batch_size= to "
-                    f"{function}; or add .unbatch() before it."
+                    else "Remove .batch(...), or pass batch_size=None to the Keras "
+                    "loader that created the dataset, and pass batch_size= to "
+                    f"{function}. Or add .unbatch() before {function}."
                 )
             )
 
@@ -132,8 +135,8 @@ def _instead_of_shuffle(dataset: tf.data.Dataset, function: str) -> str:
     if _has_loader(dataset):
         return _SHARD_THE_LOADER if shards else _EVALUATE_THE_LOADER
     remove = (
-        "Remove .shuffle(...) from the dataset, or write shuffle=False in list_files "
-        "or the loader of Keras that made it"
+        "Remove .shuffle(...) from the dataset, or pass shuffle=False to list_files or "
+        "to the Keras loader that created it"
     )
     if not shards:
         return f"{remove}."
@@ -149,10 +152,10 @@ def _has_loader(dataset: tf.data.Dataset) -> bool:
 
 
 def _check_cache(node: Any, function: str, size: int) -> None:
-    """Raises if several ranks of this host would write a cache to the same file.
+    """Raises if several ranks on this host would write a cache to the same file.
 
-    A file that is complete can be read by all of them. Names that differ between ranks
-    are known by the number of the rank in the last part of the path.
+    A complete cache file is allowed, because all ranks can read it. A name is assumed
+    to differ between ranks if its last path component contains the rank number.
     """
     if not type(node).__name__.endswith("CacheDataset") or size == 1:
         return
@@ -164,10 +167,10 @@ def _check_cache(node: Any, function: str, size: int) -> None:
     numbers = {int(n) for n in re.findall(r"\d+", name.rpartition("/")[2])}
     if not numbers & {runtime.rank(), runtime.local_rank()}:
         raise ValueError(
-            f"Expected .cache(...) before {function} with a file of its own for each "
-            f"rank, got {name!r}, which all ranks of this host would write. Put the "
-            'rank into the name of the file: .cache(f"...-{tfdist.rank()}"). Or cache '
-            "only the rank's own part, what tfdist.data.shard returns, in such a file."
+            f"Expected .cache(...) before {function} with a separate file for each "
+            f"rank, got {name!r}, which all ranks on this host would write. Add the "
+            'rank to the file name: .cache(f"...-{tfdist.rank()}"). Or cache only this '
+            "rank's part, the dataset that tfdist.data.shard returns, in such a file."
         )
 
 
@@ -181,7 +184,7 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def _parts(node: Any) -> int | None:
-    """Returns the number of parts of which a node is one; None if not known."""
+    """Returns into how many parts a node divides the samples; None if not known."""
     if type(node).__name__ != "_ShardDataset":
         return _part_counts.get(node)
     count = tf.get_static_value(node._num_shards)
@@ -189,7 +192,7 @@ def _parts(node: Any) -> int | None:
 
 
 def _shuffles_inside(node: Any) -> bool:
-    """Whether a function of a step, e.g. of `interleave`, shuffles a dataset."""
+    """Returns whether the function of a step, e.g. of `interleave`, shuffles."""
     for function in node._functions():
         graph = function.function.graph.as_graph_def()
         bodies = [graph.node, *(one.node_def for one in graph.library.function)]
@@ -199,12 +202,12 @@ def _shuffles_inside(node: Any) -> bool:
 
 
 def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
-    """Whether a node is `sample_from_datasets` in an order of its own on each rank.
+    """Returns whether a node is `sample_from_datasets` with different orders by rank.
 
     Args:
         node: node of a dataset.
-        same_iterator: the n-th iterators of all ranks are used together, so it is
-            enough that a seed was given.
+        same_iterator: True if the n-th iterators of all ranks are used together, so
+            that a seed is sufficient.
     """
     if type(node).__name__ != "_DirectedInterleaveDataset":
         return False

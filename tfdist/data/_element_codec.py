@@ -1,9 +1,10 @@
-"""Encodes elements of a dataset as bytes: pure functions on values.
+"""Pure functions that encode dataset elements as bytes.
 
-An element is flat here: a list of its tensors, in the order of `tf.nest.flatten`. A
-block is a run of elements whose tensors have equal shapes. It is sent as a small
-description (how many elements, which shapes, how many bytes) and one section of bytes a
-tensor: numbers as they lie in memory; strings as their lengths, then their bytes.
+In this module an element is a flat list of tensors, in the order of `tf.nest.flatten`.
+A block is a sequence of elements whose tensors have equal shapes. It is sent as a small
+description (number of elements, shapes, numbers of bytes) and one section of bytes for
+each tensor. A section of numbers is a copy of their memory. A section of strings
+contains the lengths of the strings, then their bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-MAX_ELEMENTS = 1024  # of a block
-MAX_BYTES = 1 << 32  # of a block
-ALIGNMENT = 64  # of a section: TensorFlow takes an array as it is from there
+MAX_ELEMENTS = 1024  # per block
+MAX_BYTES = 1 << 32  # per block
+ALIGNMENT = 64  # of each section, so that TensorFlow does not copy the array
 _LENGTH = np.dtype("<i8")
-_LONG_STRING = 4096  # bytes on average from which strings are not copied together
+_LONG_STRING = 4096  # average bytes above which strings are not joined in a copy
 _TYPES = frozenset(
     "float16 bfloat16 float32 float64 complex64 complex128 bool string "
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
@@ -34,7 +35,8 @@ def describe(spec: Any, place: str = "element") -> list[Any]:
     """Returns an element_spec as plain data, for `restore`.
 
     Raises:
-        TypeError: it is not made of tensors in dicts and tuples; names the place.
+        TypeError: the spec contains something other than tensors in dicts and tuples.
+            The message names the position.
 
     Example:
         >>> describe({"x": tf.TensorSpec([None, 2], tf.int32)})
@@ -55,10 +57,10 @@ def describe(spec: Any, place: str = "element") -> list[Any]:
         return [kind, list(spec), inner]
     found = f"a tensor of {spec.dtype.name}" if type(spec) is tf.TensorSpec else spec
     raise TypeError(
-        "Expected elements made of tensors of numbers, bool or strings in dicts and "
-        f"tuples, got at {place}: {found}. Turn it into such tensors with .map(...): a "
-        "RaggedTensor by .to_tensor(), a SparseTensor by tf.sparse.to_dense, a named "
-        "tuple by tuple()."
+        "Expected elements to be tensors of numbers, bool or strings in dicts and "
+        f"tuples, got {found} at {place}. Convert it with .map(...): a RaggedTensor "
+        "with .to_tensor(), a SparseTensor with tf.sparse.to_dense, a named tuple with "
+        "tuple()."
     )
 
 
@@ -66,7 +68,7 @@ _DICTS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict}
 
 
 def restore(plain: Any) -> Any:
-    """The inverse of `describe`."""
+    """Returns the element_spec for plain data from `describe`."""
     kind = plain[0]
     if kind == "tensor":
         return tf.TensorSpec(plain[2], tf.as_dtype(plain[1]))
@@ -78,7 +80,7 @@ def restore(plain: Any) -> Any:
 
 
 def can_send(dtype: tf.DType) -> bool:
-    """Whether tensors of this type can be sent."""
+    """Returns whether tensors of this type can be sent."""
     return dtype.name in _TYPES
 
 
@@ -86,12 +88,12 @@ def can_send(dtype: tf.DType) -> bool:
 
 
 def shapes_of(element: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the arrays, numbers and strings of one element."""
+    """Returns the shapes of the arrays, numbers and strings in one element."""
     return [() if type(part) is bytes else np.shape(part) for part in element]
 
 
 def bytes_of(part: Any) -> int:
-    """Returns about how many bytes an array, number or string takes."""
+    """Returns the approximate number of bytes in an array, number or string."""
     if type(part) is bytes:
         return len(part)
     if part.dtype == object:
@@ -102,13 +104,14 @@ def bytes_of(part: Any) -> int:
 def encode(
     elements: Sequence[Sequence[Any]],
 ) -> tuple[dict[str, Any], list[memoryview]]:
-    """Encodes a block of elements of equal shapes.
+    """Encodes a block of elements with equal shapes.
 
     Args:
-        elements: at least one; lists of NumPy arrays, NumPy numbers or bytes.
+        elements: at least one element; each is a list of NumPy arrays, NumPy numbers
+            or bytes.
 
     Returns:
-        The description (JSON), and the bytes, in parts.
+        The description, which can be sent as JSON, and a list of byte buffers.
     """
     parts: list[memoryview] = []
     sizes = []
@@ -143,28 +146,28 @@ def _section(column: Sequence[Any]) -> list[memoryview]:
 
 
 def _memory(array: np.ndarray) -> memoryview:
-    """Returns the bytes of an array, also of a type that memoryview does not know."""
+    """Returns the bytes of an array, also for dtypes that memoryview does not know."""
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 def charge(description: dict[str, Any]) -> int:
-    """Returns the bytes of a block in the receiver's buffer, with 64 per element."""
+    """Returns the bytes a block uses in the receiver's buffer: 64 per element extra."""
     return sum(description["bytes"]) + 64 * int(description["elements"])
 
 
 def room_for(description: dict[str, Any], columns: int) -> np.ndarray:
-    """Memory for the bytes of a block, aligned.
+    """Allocates aligned memory for the bytes of a block.
 
     Args:
-        description: from the other side.
-        columns: number of tensors of an element.
+        description: the description that the sender sent.
+        columns: number of tensors per element.
 
     Raises:
-        ValueError: it describes no block of that many tensors.
+        ValueError: the description is not of a block with that many tensors.
     """
     sizes = description.get("bytes")
     if not isinstance(sizes, list) or not all(map(_is_natural, sizes)):
-        raise ValueError("Expected a block, got a message of another kind.")
+        raise ValueError("Expected a block, got a different kind of message.")
     if len(sizes) != columns or sum(sizes) > MAX_BYTES:
         raise ValueError(f"Expected {columns} sections of bytes, got {sizes!r:.200}.")
     total = sum(size + -size % ALIGNMENT for size in sizes)
@@ -180,15 +183,16 @@ def _is_natural(value: Any) -> bool:
 def decode(
     description: dict[str, Any], room: np.ndarray, dtypes: Sequence[tf.DType]
 ) -> list[np.ndarray]:
-    """Decodes a block: one array for each tensor, with the elements along axis 0.
+    """Decodes a block to one array per tensor, with the elements along axis 0.
 
     Args:
-        description: of `encode`.
-        room: of `room_for`, filled. Arrays of numbers are views of it.
-        dtypes: of the tensors.
+        description: description from `encode`.
+        room: memory from `room_for`, filled with the bytes of the block. The returned
+            arrays of numbers are views of this memory.
+        dtypes: dtypes of the tensors.
 
     Raises:
-        ValueError: description, bytes and types do not fit together.
+        ValueError: description, bytes and dtypes are inconsistent.
     """
     count, shapes = description.get("elements"), description.get("shapes")
     sizes = description["bytes"]
@@ -226,7 +230,7 @@ def _strings(section: np.ndarray, shape: Any, dtype: tf.DType) -> np.ndarray:
         raise ValueError(f"Expected {shape} strings, got {len(section)} bytes.")
     lengths = section[:start].view(_LENGTH)
     if np.any(lengths < 0) or lengths.sum() != len(section) - start:
-        raise ValueError(f"Expected strings, got {len(section)} bytes that are none.")
+        raise ValueError(f"Expected strings, got {len(section)} bytes of other data.")
     strings = np.empty(count, object)
     ends = (start + np.cumsum(lengths)).tolist()
     memory = memoryview(section)

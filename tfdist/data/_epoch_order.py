@@ -1,8 +1,9 @@
-"""The order of the samples of an epoch: one for any number of ranks.
+"""Order of the samples in an epoch, the same for any number of ranks.
 
-Every step takes the next `global_batch` samples of a permutation that depends on the
-seed and the epoch alone, and the ranks divide them. So a run that was interrupted goes
-on at the same sample with another number of ranks. Only NumPy is used here.
+Every step uses the next `global_batch` samples of a permutation that depends only on
+the seed and the epoch, and the ranks divide these samples. An interrupted run can
+therefore continue at the same sample with a different number of ranks. This module
+only uses NumPy.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ _WORD = 1 << 64
 def epoch_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
     """Returns a permutation of the samples, equal on all ranks, machines and versions.
 
-    The samples are sorted by random keys of 64 bits: sample i has the i-th word of
-    the counter-based generator Philox4x64-10 with the key (seed, epoch), as
-    `numpy.random.Philox(key=[seed, epoch]).random_raw()` gives it; of two equal keys
-    the smaller sample comes first. The words are laid down by the paper, and nothing
-    of NumPy's shuffling, which may change between versions, is used.
+    The samples are sorted by random 64-bit keys. The key of sample i is the i-th word
+    of the counter-based generator Philox4x64-10 with the key (seed, epoch), as returned
+    by `numpy.random.Philox(key=[seed, epoch]).random_raw()`. If two keys are equal, the
+    sample with the lower number comes first. The paper defines these words; NumPy's
+    shuffling, which may change between versions, is not used.
 
     Args:
         total: number of samples, at least 0.
         seed: the run's seed, 0..2**64 - 1.
-        epoch: 0..2**64 - 1; every epoch has an order of its own.
+        epoch: 0..2**64 - 1; every epoch has a different order.
 
     Returns:
-        int64 array of shape `[total]` with each of 0..total - 1 once.
+        int64 array of shape `[total]` that contains each of 0..total - 1 once.
 
     Raises:
-        TypeError: an argument is no integer.
-        ValueError: one is negative, or too large.
+        TypeError: an argument is not an integer.
+        ValueError: an argument is negative or too large.
 
     Example:
         >>> from tfdist.data import epoch_order
@@ -62,33 +63,34 @@ def positions(
     size: int | None = None,
     first_step: int = 0,
 ) -> np.ndarray:
-    """Positions of the samples that one rank reads in each step of an epoch.
+    """Returns the positions of the samples that one rank reads in each step.
 
-    An epoch has `total // global_batch` steps. Step t takes the samples
-    `epoch_order(total, seed, epoch)[t * global_batch:(t + 1) * global_batch]`, rank r
-    the r-th of `size` equal parts of them. The rest, less than one batch, is left out;
-    it is another one in every epoch. So the samples of a step are the same for any
-    number of ranks, and each sample is read once at most in an epoch.
+    An epoch has `total // global_batch` steps. Step t uses the samples
+    `epoch_order(total, seed, epoch)[t * global_batch:(t + 1) * global_batch]`, and
+    rank r reads the r-th of `size` equal parts of them. The remaining samples, fewer
+    than one global batch, are left out; they differ from epoch to epoch. The samples of
+    a step are therefore the same for any number of ranks, and each sample is read at
+    most once per epoch.
 
     Args:
         total: number of samples, at least `global_batch`.
         global_batch: samples of all ranks in one step; a multiple of `size`.
         seed: the run's seed, 0..2**64 - 1.
         epoch: 0..2**64 - 1.
-        rank: default `tfdist.rank()`.
-        size: default `tfdist.size()`.
-        first_step: the step to begin with, 0..steps; default 0. Steps before it were
-            done by the run that this one continues.
+        rank: the rank that reads; default `tfdist.rank()`.
+        size: number of ranks; default `tfdist.size()`.
+        first_step: the first step to return, 0..steps; default 0. Use it to continue
+            an interrupted run after the steps that it has completed.
 
     Returns:
         int64 array of shape `[total // global_batch - first_step,
-        global_batch // size]`: a row for each step.
+        global_batch // size]`, with one row for each step.
 
     Raises:
-        TypeError: an argument is no integer.
-        ValueError: the global batch does not divide, there are fewer samples than
-            ranks or than a global batch, or a number is out of its range; the message
-            has valid numbers.
+        TypeError: an argument is not an integer.
+        ValueError: the ranks do not divide the global batch equally, there are fewer
+            samples than ranks or than a global batch, or an argument is out of range.
+            The message contains valid values.
 
     Example:
         >>> from tfdist.data import positions
@@ -125,7 +127,8 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
         size: number of ranks.
 
     Raises:
-        ValueError: with the numbers that would do.
+        ValueError: the samples or the global batch cannot be divided equally. The
+            message contains valid values.
     """
     if total < size:
         advice = f"Start at most {total} ranks." if total else "Check the data."
@@ -137,24 +140,24 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
     if below != global_batch:
         nearest = [str(n) for n in (below, below + size) if 0 < n]
         raise ValueError(
-            f"Expected a global_batch that {size} ranks divide equally, got "
-            f"{global_batch}. The nearest that do: {' and '.join(nearest)}."
+            f"Expected global_batch to be a multiple of {size}, the number of ranks, "
+            f"got {global_batch}. Nearest valid values: {' and '.join(nearest)}."
         )
     if total < global_batch:
         largest = total // size * size
         raise ValueError(
             f"Expected at least one global batch of samples, got {total} samples for a "
-            f"global_batch of {global_batch}. With {size} ranks these data allow at "
-            f"most {largest}."
+            f"global_batch of {global_batch}. With {size} ranks the largest valid "
+            f"global_batch for this data is {largest}."
         )
 
 
 def check_int(name: str, value: int, least: int) -> int:
-    """Returns the value of an argument as an integer of at least `least` and 64 bits.
+    """Returns the value of an argument as an integer of `least`..2**64 - 1.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is out of range.
+        TypeError: the value is not an integer.
+        ValueError: the value is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"Expected {name} as an integer, got {value!r}.")

@@ -1,8 +1,8 @@
-"""Takes the datasets of Keras's `..._dataset_from_directory` apart, to shard them.
+"""Splits the datasets of Keras's `..._dataset_from_directory` into their steps.
 
-Such a dataset is a list of files and labels, shuffled, decoded and batched. If it were
-sharded as it is, every rank would decode all files, in an order that depends on the
-seed. So the files are sharded first, and each rank decodes its own.
+Such a dataset shuffles, decodes and batches a list of files and labels. If the complete
+dataset were sharded, every rank would decode all files, in an order that depends on the
+seed. Instead, the list of files is sharded, and each rank decodes only its own files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Loader:
 
     Attributes:
         source: the file names, or pairs of file name and label.
-        paths: the file names in this order.
-        decode: functions that are applied to each element of the source in turn.
+        paths: the file names, in the order of `source`.
+        decode: functions that are applied to each element of the source, one after
+            another.
         shuffles: whether the loader shuffles.
-        pads: whether samples have to be padded to the same length in a batch.
+        pads: whether the samples of a batch are padded to the same length.
     """
 
     source: tf.data.Dataset
@@ -40,8 +41,8 @@ class Loader:
     def own_files(self, rank: int, size: int) -> tf.data.Dataset:
         """Returns the elements of the source that belong to a rank.
 
-        The files are sharded by their index in the sorted list: the loader's own order
-        depends on its seed, which may differ between ranks.
+        The files are sharded by their index in the sorted list, because the loader's
+        order depends on its seed, which may differ between ranks.
         """
         is_own = np.zeros(len(self.paths), bool)
         by_name = sorted(range(len(self.paths)), key=self.paths.__getitem__)
@@ -53,22 +54,23 @@ class Loader:
         return own.apply(count)
 
     def decode_files(self, files: tf.data.Dataset) -> tf.data.Dataset:
-        """Single samples from elements of the source."""
+        """Returns a dataset of single samples, decoded from elements of the source."""
         for function in self.decode:
             files = files.map(function, num_parallel_calls=tf.data.AUTOTUNE)
         return files
 
 
 def is_of_loader(dataset: tf.data.Dataset) -> bool:
-    """Whether a loader has returned this very dataset."""
+    """Returns whether this dataset object was returned by a loader."""
     return hasattr(dataset, _MARK)
 
 
 def take_apart(dataset: tf.data.Dataset) -> Loader | None:
     """Returns the parts of a loader's dataset; None for any other dataset.
 
-    Also None if it has another form than that of the loaders, for instance because a
-    step was added behind it and the attribute `class_names` set again.
+    Also returns None if the structure of the dataset differs from the structure that
+    loaders create, for example because a step was added and the attribute
+    `class_names` was set again.
     """
     if not is_of_loader(dataset):
         return None
@@ -94,7 +96,7 @@ def take_apart(dataset: tf.data.Dataset) -> Loader | None:
 
 
 def _has_varying_shapes(samples: tf.data.Dataset) -> bool:
-    """Whether the samples are tensors of different shapes."""
+    """Returns whether the samples are tensors of different shapes."""
     specs = tf.nest.flatten(samples.element_spec)
     return any(
         isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined()
@@ -107,7 +109,7 @@ def _kind(node: Any) -> str:
 
 
 def _chain(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and its inputs; ends with None."""
+    """Yields a dataset and its inputs, then None."""
     node = dataset
     while node is not None:
         yield node
@@ -117,7 +119,7 @@ def _chain(dataset: Any) -> Iterator[Any]:
 
 
 def _paths(source: Any) -> list[bytes] | None:
-    """Returns the texts of a dataset `from_tensor_slices(texts)`, perhaps zipped."""
+    """Returns the strings of a `from_tensor_slices(strings)`, which may be zipped."""
     if _kind(source) == "_ZipDataset":
         source = source._inputs()[0]
     if _kind(source) != "_TensorSliceDataset" or len(source._tensors) != 1:

@@ -1,4 +1,4 @@
-"""Which ranks read, and for whom: a pure function of hosts and numbers."""
+"""A pure function that determines which rank reads for each rank."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _Thing = TypeVar("_Thing")
 def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
     """Returns the rank that reads for each rank.
 
-    Ranks are taken host by host. With as many readers as hosts the first rank of each
-    host reads for its host; with fewer, for whole neighbouring hosts; with more, the
-    ranks of a host are cut evenly. Each run of ranks is contiguous in that order, and
-    its first rank reads.
+    Ranks are ordered by host and divided into contiguous groups; the first rank of each
+    group reads for the group. With as many readers as hosts, each group is one host.
+    With fewer readers, a group consists of several neighbouring hosts. With more
+    readers, the ranks of a host are divided evenly into groups.
 
     Args:
         host_of: index of the host of each rank.
-        readers: how many ranks read, at least 1 and at most all.
+        readers: number of ranks that read, from 1 to the number of ranks.
 
     Returns:
-        For each rank its reader; a reader is its own.
+        The reader of each rank. A rank that reads is its own reader.
 
     Example:
         >>> reader_of([0, 0, 0, 0], 2)
@@ -59,7 +59,7 @@ def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
 
 
 def _cut(things: list[_Thing], parts: int) -> list[list[_Thing]]:
-    """Contiguous parts whose lengths differ by one at most; the longer ones first."""
+    """Cuts a list into contiguous parts of nearly equal length, longer parts first."""
     short, longer = divmod(len(things), parts)
     found = []
     start = 0

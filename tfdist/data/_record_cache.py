@@ -1,4 +1,4 @@
-"""Stores the index of files for later starts."""
+"""Cache file that stores the index of record files for later runs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Cache:
     """A file that stores the index of other files.
 
     Args:
-        name: name of the cache file.
+        name: path of the cache file.
         paths: the indexed files.
     """
 
     def __init__(self, name: str, paths: Sequence[str]) -> None:
         self._name = name
         self._paths = paths
-        self._stamps: np.ndarray | None = None  # as they were before indexing
+        self._stamps: np.ndarray | None = None  # `stamps_of` before indexing
 
     def read(self) -> indexing.Index | None:
-        """Returns the index if it is stored and the files have not changed, or None.
+        """Returns the stored index; None if there is none or the files have changed.
 
         Raises:
-            FileNotFoundError: one of the files is missing.
-            ValueError: the file exists and is not an index.
+            FileNotFoundError: one of the indexed files is missing.
+            ValueError: the cache file exists but is not an index.
         """
         self._stamps = stamps_of(self._paths)
         try:
@@ -53,9 +53,9 @@ class Cache:
             raise OSError(f"{self._name}: cannot be read: {error.message}") from None
         if not _is_index(data):
             raise ValueError(
-                f"{self._name}: expected a name for the index of records, or an index "
-                "that an earlier start has kept, found another file, which would be "
-                "lost. Give cache= another name, or remove the file."
+                f"{self._name}: expected an index of records from an earlier run, or "
+                "no file, found a different file, which would be overwritten. Pass a "
+                "different name as cache=, or remove the file."
             )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as kept:
@@ -67,8 +67,8 @@ class Cache:
                 index = indexing.Index(kept["counts"], kept["lengths"])
         except Exception as error:  # a damaged zip file can raise anything
             _logger.warning(
-                "%s: expected a kept index of records, found something else (%s); the "
-                "index is made anew.",
+                "%s: expected an index of records, found something else (%s). The "
+                "index is created again.",
                 self._name,
                 error,
             )
@@ -99,13 +99,14 @@ class Cache:
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.remove(new)
             raise OSError(
-                f"{self._name}: the index cannot be kept there: {error.message}. Give "
-                "cache= the name of a file in a folder that exists and may be written."
+                f"{self._name}: the index cannot be written to this file: "
+                f"{error.message}. Pass as cache= a file in an existing, writable "
+                "folder."
             ) from None
 
 
 def _is_index(data: bytes) -> bool:
-    """Whether a file is an index, perhaps a damaged one, and so may be replaced."""
+    """Returns whether a file is an index, possibly damaged, and may be replaced."""
     if not data.startswith(_ZIP):
         return not data
     try:
@@ -121,7 +122,7 @@ def stamps_of(paths: Sequence[str]) -> np.ndarray:
     """Returns size and modification time (ns) of each file; int64 `[files, 2]`.
 
     Raises:
-        FileNotFoundError: one is missing.
+        FileNotFoundError: a file is missing.
     """
 
     def stamp(path: str) -> tuple[int, int]:

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from tfdist.collectives.tf_ops.op_library import native_ops
 
-# Of each record: length and checksum before the data, checksum after.
+# A record has a length and a checksum before its data, and a checksum after them.
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 # A file system serves many requests in parallel; a cached header takes 1 us.
 THREADS = 16
 _SHARD = re.compile(r"(?P<stem>.*-)(?P<index>\d{5,})-of-(?P<total>\d{5,})(?P<end>.*)")
-# Text that TensorFlow adds around a message.
+# Text that TensorFlow adds before and after a message.
 _FRAME = re.compile(r"^\{\{.*?\}\}\s*|\s*\[Op:\w+\].*$", re.DOTALL)
 
 
@@ -32,8 +32,9 @@ class Index:
     """Number and lengths of the records in the files.
 
     Attributes:
-        counts: int64 `[files]`, records of each file.
-        lengths: int64 `[records]`, bytes of each record's data, file after file.
+        counts: int64 `[files]`, number of records in each file.
+        lengths: int64 `[records]`, bytes of each record's data, in the order of the
+            files.
     """
 
     counts: np.ndarray
@@ -41,7 +42,7 @@ class Index:
 
     @property
     def first(self) -> np.ndarray:
-        """int64 `[files + 1]`: position of each file's first record; their number."""
+        """int64 `[files + 1]`: position of each file's first record, then the total."""
         return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
 
     @property
@@ -53,7 +54,7 @@ class Index:
         return (starts[:-1] - of_file + HEADER_BYTES).astype(np.int64)
 
     def fits(self, sizes: np.ndarray) -> bool:
-        """Whether files of these sizes, in bytes, can belong to this index."""
+        """Returns whether the index is valid for files of these sizes in bytes."""
         if self.counts.shape != sizes.shape or self.counts.sum() != len(self.lengths):
             return False
         ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
@@ -62,28 +63,28 @@ class Index:
 
 
 def join(parts: Sequence[np.ndarray]) -> Index:
-    """Joins the lengths of the records of several files to an index."""
+    """Builds an index from the record lengths of several files."""
     counts = np.array([len(part) for part in parts], np.int64)
     return Index(counts, np.concatenate([np.zeros(0, np.int64), *parts]))
 
 
 def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Returns the names as strings, in their order.
+    """Returns the file names as strings, in the given order.
 
     Raises:
-        TypeError: one name instead of a list of them.
-        ValueError: none, or one twice, or a name that is not UTF-8.
+        TypeError: `files` is a single name instead of a list.
+        ValueError: the list is empty or contains a file twice, or a name is not UTF-8.
     """
     if isinstance(files, str | bytes | os.PathLike):
         raise TypeError(
-            f"Expected a list of files, got one name, {os.fspath(files)!r}. For a "
-            "pattern write sorted(tf.io.gfile.glob(pattern)); for one file [name]."
+            f"Expected a list of files, got a single name, {os.fspath(files)!r}. For a "
+            "pattern use sorted(tf.io.gfile.glob(pattern)); for one file use [name]."
         )
     paths = tuple(os.fsdecode(file) for file in files)
     for path in paths:
         if any("\ud800" <= character <= "\udfff" for character in path):
             raise ValueError(
-                f"Expected names of files in UTF-8, got {path!r}. Rename it."
+                f"Expected file names in UTF-8, got {path!r}. Rename the file."
             )
     if not paths:
         raise ValueError("Expected at least one file, got an empty list.")
@@ -91,14 +92,14 @@ def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         seen: set[str] = set()
         twice = next(p for p in paths if p in seen or seen.add(p))  # type: ignore[func-returns-value]
         raise ValueError(
-            f"Expected every file once, got {twice} twice: its records would be seen "
-            "twice in an epoch. Remove one."
+            f"Expected every file once, got {twice} twice: its records would be read "
+            "twice per epoch. Remove one of the two entries."
         )
     return paths
 
 
 def digest(paths: Sequence[str]) -> str:
-    """Returns a short name for a list of files, independent of their common folder."""
+    """Returns a digest of a list of files, independent of their common folder."""
     common = os.path.commonprefix(list(paths))
     start = common.rfind("/") + 1
     names = "\0".join(path[start:] for path in paths)
@@ -108,10 +109,11 @@ def digest(paths: Sequence[str]) -> str:
 def check_families(paths: Sequence[str]) -> None:
     """Raises if files of a family `...-00003-of-00008` are missing or misnumbered.
 
-    A list made from a pattern does not show that a file was not copied.
+    A list that is built from a pattern does not reveal that a file was not copied.
 
     Raises:
-        ValueError: names the missing files, or the invalid number.
+        ValueError: files are missing or misnumbered. The message names the missing
+            files or the invalid number.
     """
     families: dict[tuple[str, str], dict[str, set[int]]] = {}
     for path in paths:
@@ -123,8 +125,8 @@ def check_families(paths: Sequence[str]) -> None:
         if len(by_total) > 1:
             totals = " and ".join(f"-of-{total}" for total in sorted(by_total))
             raise ValueError(
-                f"Expected the files of one split, got {stem}*{end} of two: {totals}. "
-                "Keep those that belong together."
+                f"Expected the files of one split, got {stem}*{end} with different "
+                f"totals: {totals}. Keep only the files that belong together."
             )
         ((total, indices),) = by_total.items()
         missing = sorted(set(range(int(total))) - indices)
@@ -134,15 +136,15 @@ def check_families(paths: Sequence[str]) -> None:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise ValueError(
                 f"Expected all {int(total)} files of {stem}*-of-{total}{end}, got "
-                f"{len(indices)}. Missing: {', '.join(names)}{more}. Copy what is "
-                "missing; if a part of the data is meant, write all_shards=False."
+                f"{len(indices)}. Missing: {', '.join(names)}{more}. Copy the missing "
+                "files. To use only a part of the data, pass all_shards=False."
             )
         beyond = max(indices)
         if beyond >= int(total):
             raise ValueError(
                 f"Expected files of {stem}*-of-{total}{end} numbered from 0 to "
-                f"{int(total) - 1}, got number {beyond}. Leave out what is none of "
-                "them; if a part of the data is meant, write all_shards=False."
+                f"{int(total) - 1}, got number {beyond}. Remove files that do not "
+                "belong to this data. To use only a part of it, pass all_shards=False."
             )
 
 
@@ -152,8 +154,8 @@ def index_files(paths: Sequence[str]) -> list[np.ndarray]:
     Raises:
         FileNotFoundError: a file is missing.
         OSError: a file cannot be read.
-        ValueError: a file is truncated, damaged, or no TFRecord file; names the first
-            such file of the list.
+        ValueError: a file is truncated, damaged, or not a TFRecord file. The message
+            names the first such file in the list.
     """
     executor = concurrent.futures.ThreadPoolExecutor(min(THREADS, max(1, len(paths))))
     try:
@@ -178,24 +180,26 @@ def index_file(path: str) -> np.ndarray:
 def check_counts(
     paths: Sequence[str], found: Sequence[int], expected: Sequence[int] | None
 ) -> None:
-    """Raises if the number of records of a file is not the expected one.
+    """Raises if a file does not have the expected number of records.
 
     Args:
         paths: the files.
-        found: number of records of each file.
-        expected: expected number of each file; None: at least one.
+        found: number of records in each file.
+        expected: expected number of records in each file; None: at least one record.
 
     Raises:
-        ValueError: names the file and both numbers.
+        ValueError: a number differs. The message contains the file and both numbers.
     """
     for i, (path, count) in enumerate(zip(paths, found, strict=True)):
         if expected is None and count == 0:
             raise ValueError(
-                f"{path}: expected records, found an empty file. Was it copied? If it "
-                "is meant to be empty, leave it out or give counts=."
+                f"{path}: expected records, found an empty file. Check that the file "
+                "was copied completely. If it is empty on purpose, remove it from the "
+                "list or pass counts=."
             )
         if expected is not None and count != expected[i]:
             raise ValueError(
                 f"{path}: expected {expected[i]} records (counts), found {count}. The "
-                "file is incomplete, or of another version of the data than counts."
+                "file is incomplete, or counts belongs to a different version of the "
+                "data."
             )

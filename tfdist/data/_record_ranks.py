@@ -1,7 +1,8 @@
 """Builds the index of many files on all ranks together.
 
-Rank r reads the files r, r + size, ..., and the ranks exchange their parts: the cost
-per rank falls with the number of ranks, and all ranks have the same index.
+Rank r reads the files r, r + size, ..., and the ranks exchange the results. The cost
+per rank therefore decreases with the number of ranks, and all ranks have the same
+index.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ def coordinated_call(
 def agreed_paths(
     call: CoordinatedCall | None, look: Callable[[], tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Returns the names of the files, after all ranks have compared theirs.
+    """Returns the file names after comparing them between all ranks.
 
     Args:
-        call: coordinates all ranks; None: this rank works alone.
-        look: gives the names, or raises.
+        call: call that coordinates all ranks; None if this rank works alone.
+        look: returns this rank's file names, or raises.
 
     Returns:
         The names.
 
     Raises:
-        tfdist.MismatchError: the ranks have different files, or another order.
+        tfdist.MismatchError: the ranks have different files or different orders.
     """
 
     def work() -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -59,8 +60,8 @@ def agreed_paths(
             facts,
             "files",
             "the list of files",
-            "Give the same files in the same order on all ranks: sort what a folder "
-            "or a pattern lists. together=False: each rank has files of its own.",
+            "Pass the same files in the same order on all ranks; sort the list of a "
+            "folder or pattern. If each rank has different files, pass together=False.",
         )
     return paths
 
@@ -74,11 +75,11 @@ def build(
     """Returns the index of the files, the same on all ranks.
 
     Args:
-        call: coordinates all ranks; None: this rank works alone.
+        call: call that coordinates all ranks; None if this rank works alone.
         paths: the files, the same on all ranks.
-        counts: records that each should hold, if that is known.
-        cache: the file in which the first rank keeps the index, if anywhere; that of
-            another rank is not used.
+        counts: expected number of records in each file; None if unknown.
+        cache: the file in which the first rank stores the index; None: the index is
+            not stored. The values on other ranks are ignored.
     """
     place, size = 0, 1
     if call is not None:
@@ -92,7 +93,7 @@ def build(
 
     (store, known), facts = _stage(call, "the cache of the index", look)
     keeps, kept = facts[0]["keeps"], facts[0]["kept"]
-    # The files of each rank: all of the first rank if it has the cached index.
+    # The files of each rank. If the first rank has a cached index, it has all files.
     shares = [range(r, len(paths), size) for r in range(size)]
     if kept:
         shares = [range(len(paths)), *[range(0)] * (size - 1)]
@@ -127,12 +128,12 @@ def build(
 def merge(
     shares: Sequence[range], counts: Sequence[np.ndarray], lengths: np.ndarray
 ) -> indexing.Index:
-    """Puts the parts of the ranks into the order of the files.
+    """Merges the parts of all ranks in the order of the files.
 
     Args:
-        shares: of each rank: the files it went through.
-        counts: of each rank: the records of each of these files.
-        lengths: of all their records, rank after rank.
+        shares: for each rank, the indices of the files it has read.
+        counts: for each rank, the number of records in each of these files.
+        lengths: lengths of all records, in the order of the ranks.
 
     Returns:
         The index of all files.
@@ -157,7 +158,7 @@ def _stage(
     name: str,
     work: Callable[[], tuple[T, dict[str, Any]]],
 ) -> tuple[T, list[dict[str, Any]]]:
-    """Does the work, and shares the facts with the other ranks, if any."""
+    """Calls `work` and exchanges its facts with the other ranks, if there are any."""
     if call is not None:
         return call.run(name, work)
     result, facts = work()

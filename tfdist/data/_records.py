@@ -1,4 +1,4 @@
-"""Random access to the records of files."""
+"""Random access to records in files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tfdist.data import _record_ranks as ranks
 
 
 class Records:
-    """Records that are read by their positions, in any order.
+    """Records that can be read by position, in any order.
 
-    Created by `Records.from_tfrecords` or `Records.from_files`. The records have the
-    positions 0..len(records) - 1, in the order of the files and of the records in
-    each. `read` works eagerly, in a `tf.function` and in `tf.data`'s `map`:
+    To create an instance, call `Records.from_tfrecords` or `Records.from_files`. The
+    records have the positions 0..len(records) - 1, in the order of the files and of
+    the records in each file. `read` works in eager mode, in a `tf.function`, and in
+    `tf.data.Dataset.map`.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -40,7 +41,7 @@ class Records:
     """
 
     def __init__(self, files: Sequence[str], index: indexing.Index | None) -> None:
-        """Used by `from_tfrecords` and `from_files`; index None: a file is a record."""
+        """Initializes the records; without an index, each file is one record."""
         self._files = tuple(files)
         self._index = index
         self._first = None if index is None else index.first
@@ -58,22 +59,24 @@ class Records:
     ) -> Records:
         """Opens TFRecord files for random access.
 
-        Reads the header of every record, 12 bytes, to find where each begins. With
-        several ranks all call it, each reads a part of the files, and all get the
-        complete index. An error on one rank is raised on all.
+        Reads the header of every record, 12 bytes, to find its offset. With more than
+        one rank, all ranks call this method. Each rank reads a part of the files, and
+        all ranks get the complete index. An error on one rank is raised on all ranks.
 
         Args:
-            files: names of the files in their order, the same on all ranks; also of a
-                remote file system that TensorFlow supports (`gs://...`).
-            counts: expected number of records of each file, e.g. the `shard_lengths` of
-                tensorflow-datasets; default: unknown, but at least one.
-            all_shards: whether all 8 files named `...-00003-of-00008...` have to be in
-                the list; False: the list may have a part of them. Default True.
-            cache: file (`.npz`) in which rank 0 keeps the index for the next start;
-                used as long as the files keep their sizes and modification times.
-                Default: none. Names on other ranks are ignored.
-            together: False: this rank does all the work, and may have files of its
-                own. Default True.
+            files: file names, in the same order on all ranks. Names on a remote file
+                system that TensorFlow supports (`gs://...`) are allowed.
+            counts: expected number of records in each file, e.g. the `shard_lengths`
+                of tensorflow-datasets. Default: any number, but at least one.
+            all_shards: whether the list must contain all files of a split, e.g. all 8
+                files named `...-00003-of-00008...`. Default True.
+            cache: file (`.npz`) in which rank 0 stores the index for the next run. The
+                stored index is used as long as sizes and modification times of the
+                files do not change. Default: no cache. Names on other ranks are
+                ignored.
+            together: whether all ranks have the same files and share the work. If
+                False, this rank reads all its files and may have different ones.
+                Default True.
             timeout_s: seconds to wait for the slowest rank; default
                 `TFDIST_TIMEOUT_S`.
 
@@ -84,10 +87,10 @@ class Records:
             TypeError: `cache` is not a name.
             FileNotFoundError: a file is missing.
             OSError: a file cannot be read, or `cache` cannot be written.
-            ValueError: a file is truncated, damaged or no TFRecord file, its number of
-                records differs from `counts`, or a file of its family is missing. The
-                message names the file, the expected and the actual value.
-            tfdist.RankFailedError: one of these, on another rank.
+            ValueError: a file is truncated, damaged or not a TFRecord file, its number
+                of records differs from `counts`, or a file of the split is missing.
+                The message contains the file and the expected and actual values.
+            tfdist.RankFailedError: another rank raised one of these errors.
             tfdist.MismatchError: the ranks have different files.
         """
         call = ranks.coordinated_call(
@@ -100,7 +103,7 @@ class Records:
                 indexing.check_families(paths)
             if counts is not None and len(counts) != len(paths):
                 raise ValueError(
-                    f"Expected counts of {len(paths)} files, got {len(counts)} counts."
+                    f"Expected {len(paths)} counts, one per file, got {len(counts)}."
                 )
             return paths
 
@@ -108,7 +111,7 @@ class Records:
         index = ranks.build(call, paths, counts, cache)
         if len(index.lengths) == 0:
             raise ValueError(
-                f"Expected records, found none in all {len(paths)} files: {paths[0]}..."
+                f"Expected records, found none in {len(paths)} files: {paths[0]}..."
             )
         return cls(paths, index)
 
@@ -120,36 +123,37 @@ class Records:
         together: bool = True,
         timeout_s: float | None = None,
     ) -> Records:
-        """Uses complete files as records, e.g. a folder of pictures.
+        """Uses complete files as records, e.g. a folder of images.
 
-        The files are not opened before they are read. With several ranks all call it,
-        and their lists are compared.
+        Files are opened only when they are read. With more than one rank, all ranks
+        call this method, and their lists of files are compared.
 
         Args:
-            files: names of the files in their order, the same on all ranks (sort the
-                list of a folder).
-            together: False: this rank may have files of its own. Default True.
+            files: file names, in the same order on all ranks. Sort the list of a
+                folder.
+            together: whether all ranks have the same files. If False, this rank may
+                have different files. Default True.
             timeout_s: seconds to wait for the slowest rank; default
                 `TFDIST_TIMEOUT_S`.
 
         Returns:
-            The records: position i is the content of `files[i]`.
+            The records; the record at position i is the content of `files[i]`.
 
         Raises:
-            TypeError: one name instead of a list.
-            ValueError: no file, or one twice.
-            tfdist.RankFailedError: one of these, on another rank.
-            tfdist.MismatchError: the ranks have different files, or another order.
+            TypeError: `files` is a single name instead of a list.
+            ValueError: the list is empty or contains a file twice.
+            tfdist.RankFailedError: another rank raised one of these errors.
+            tfdist.MismatchError: the ranks have different files or different orders.
         """
         call = ranks.coordinated_call("data.Records.from_files", together, timeout_s)
         return cls(ranks.agreed_paths(call, lambda: indexing.paths_of(files)), None)
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Returns the number of records."""
         return len(self._files if self._index is None else self._index.lengths)
 
     def __repr__(self) -> str:
-        """Shows the numbers of records and files."""
+        """Returns a text with the numbers of records and files."""
         return f"<Records: {len(self)} in {len(self._files)} files>"
 
     @property
@@ -159,16 +163,16 @@ class Records:
 
     @property
     def counts(self) -> np.ndarray:
-        """int64 `[files]`: records of each file."""
+        """int64 `[files]`: number of records in each file."""
         if self._index is None:
             return np.ones(len(self._files), np.int64)
         return self._index.counts
 
     def locate(self, position: int) -> str:
-        """Describes the place of a record: `"FILE, record 17"`, or `"FILE"`.
+        """Returns the location of a record: `"FILE, record 17"`, or `"FILE"`.
 
         Raises:
-            IndexError: no record has that position.
+            IndexError: the position is out of range.
         """
         if not 0 <= position < len(self):
             raise IndexError(
@@ -183,23 +187,21 @@ class Records:
         """Reads records.
 
         Args:
-            positions: integer tensor of any shape `S`, each 0..len(self) - 1.
+            positions: integer tensor of any shape `S`, with values 0..len(self) - 1.
 
         Returns:
-            string tensor of shape `S`: the records.
+            The records, as a string tensor of shape `S`.
 
         Raises:
-            TypeError: the positions are no integers.
+            TypeError: the positions are not integers.
             tensorflow.errors.DataLossError: the checksum of a record is wrong, or the
-                file ends before it; the message names file and record.
+                file ends before the record does. The message names file and record.
             tensorflow.errors.NotFoundError: a file is missing.
             tensorflow.errors.InvalidArgumentError: a position is out of range.
         """
         positions = tf.convert_to_tensor(positions)
         if not positions.dtype.is_integer:
-            raise TypeError(
-                f"Expected integers as positions, got {positions.dtype.name}."
-            )
+            raise TypeError(f"Expected integer positions, got {positions.dtype.name}.")
         return native_ops().tfdist_read_records(
             **self._tensors,
             positions=tf.cast(positions, tf.int64),
@@ -209,7 +211,7 @@ class Records:
 
     @functools.cached_property
     def _tensors(self) -> dict[str, tf.Tensor]:
-        """The index for the operation: captured by a graph, not copied into it."""
+        """Index tensors for the operation, which graphs capture instead of copying."""
         index = self._index
         none = np.zeros(0, np.int64)
         with tf.init_scope(), tf.device("/CPU:0"):
@@ -222,10 +224,11 @@ class Records:
 
 
 def _keep_open(files: int) -> int:
-    """Returns how many files a kernel may keep open: the process has many others.
+    """Returns how many files a kernel may keep open.
 
-    In eager mode 0: TensorFlow keeps the kernels of eager operations forever, and a
-    file that was rewritten must not be read from its old copy.
+    Returns 0 in eager mode: TensorFlow keeps the kernels of eager operations forever,
+    so a kernel with an open file would read the old contents after the file has been
+    replaced.
     """
     if tf.executing_eagerly():
         return 0

@@ -1,4 +1,4 @@
-"""Reads data on a few ranks, which send each other rank its own part."""
+"""Reads data on a few ranks, which send the other ranks their parts."""
 
 from __future__ import annotations
 
@@ -27,46 +27,48 @@ def scatter(
     readers: int = 1,
     buffer_bytes: int = 64 << 20,
 ) -> tf.data.Dataset:
-    """Reads each rank's dataset on a few ranks, which send it to the others.
+    """Reads the datasets of all ranks on a few ranks, which send the elements.
 
-    For data that not all ranks can reach, or that a file system serves better to few.
-    Every rank gets the same elements in the same order, with the same shapes and types,
-    as if it read its part itself; every time that it iterates over them.
+    Use `scatter` if not all ranks can access the data, or if the file system is faster
+    with few readers. In every iteration, each rank gets the same elements in the same
+    order, with the same shapes and types, as if it read its dataset itself.
 
-    All ranks call this, in the same order as other collectives. `readers` ranks read:
-    one of each host, as far as that goes. Each reads its own part as it would alone,
-    and those of its neighbours in threads, ahead of need. An iterator that is dropped
-    before the end (a `break`, `steps_per_epoch`) is not read any further. Of the
-    iterators that were made before one that is read from, and not read from themselves,
-    the newest 16 can still be; an older one raises an error.
+    All ranks have to call this function, in the same order as other collectives.
+    `readers` ranks read; they are spread over the hosts. Each reader reads its own
+    dataset directly, and prefetches the datasets of other ranks in threads. If an
+    iterator is dropped before the end (by `break` or `steps_per_epoch`), its reader
+    stops reading. If an iterator is read from while older iterators have not been read
+    from yet, the newest 16 of the older ones can still be used; reading from the
+    others raises an error.
 
     Args:
-        dataset: a function that takes a rank and returns the `tf.data.Dataset` of that
-            rank, called only on the rank that reads it. Everything random in it needs a
-            seed, or no two readings are equal, with scatter or without; and the ranks
-            need the same global one (`keras.utils.set_random_seed`), which TensorFlow
-            mixes into every other. Or one
-            `tf.data.Dataset`, whose element i then belongs to rank i mod `size()`; it
-            must not be shuffled. Elements are tensors of numbers, bool or strings, in
-            dicts and tuples; dimensions may be unknown.
-        readers: how many ranks read, at least 1, at most `size()`; default 1.
-        buffer_bytes: bytes that a rank receives ahead of need, and a single element
-            where that is larger; default 64 MiB.
+        dataset: a function that accepts a rank and returns the `tf.data.Dataset` of
+            that rank. The function is called only on the rank that reads the dataset.
+            All random operations in it need a seed, because without a seed two
+            iterations differ, with or without `scatter`. All ranks also need the same
+            global seed (`keras.utils.set_random_seed`), which TensorFlow combines with
+            every other seed. Alternatively, a `tf.data.Dataset` that is not shuffled;
+            element i then belongs to rank i mod `size()`. Elements are tensors of
+            numbers, bool or strings, in dicts and tuples; dimensions may be unknown.
+        readers: number of ranks that read, from 1 to `size()`; default 1.
+        buffer_bytes: bytes that a rank may receive in advance; a single larger element
+            is also allowed. Default 64 MiB.
 
     Returns:
-        The dataset of this rank, with the cardinality that it has where it is read.
+        The dataset of this rank, with the same cardinality as on the reader.
 
     Raises:
         ValueError: `readers` or `buffer_bytes` is out of range, or the dataset is
             shuffled or sharded.
-        TypeError: `dataset` is neither of the two, or its elements cannot be sent.
-        tfdist.MismatchError: the ranks call it with different arguments.
-        tfdist.RankFailedError: a reader could not make the dataset of a rank.
+        TypeError: `dataset` is neither a dataset nor a function that returns one, or
+            its elements cannot be sent.
+        tfdist.MismatchError: the ranks use different arguments.
+        tfdist.RankFailedError: a reader could not create the dataset of a rank.
 
-    While it is iterated over, TensorFlow raises what happens; `tfdist.errors.from_tf`
-    tells `RankFailedError` (the reader is gone) and `TimeoutError` (it has sent nothing
-    within `TFDIST_TIMEOUT_S`). An error of a reader's dataset is raised on the rank
-    whose element it was.
+    During iteration, errors are raised as TensorFlow errors. `tfdist.errors.from_tf`
+    converts them to `RankFailedError` (the reader has failed) or `TimeoutError` (the
+    reader has sent no element within `TFDIST_TIMEOUT_S`). An error in a dataset is
+    raised on the rank to which the dataset belongs.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -101,7 +103,7 @@ def scatter(
     for reader, one in enumerate(shared):
         if one and "error" in one:
             raise errors.RankFailedError(
-                f"rank {reader}, which reads for others, could not: {one['error']}",
+                f"rank {reader}, a reader, could not create a dataset: {one['error']}",
                 errors.ErrorRecord(
                     kind="rank_failed", rank=reader, cause=one["error"], tensor=_NAME
                 ),
@@ -118,7 +120,7 @@ def scatter(
 
 
 class _Calls:
-    """Counts the calls of scatter in this world."""
+    """Counter of the calls of scatter in this world."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -129,11 +131,11 @@ class _Calls:
         return self._count
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
-    """Compares the arguments on all ranks first, so that all ranks raise, or none."""
+    """Compares the arguments between all ranks, so that all ranks raise or none."""
     if isinstance(dataset, tf.data.Dataset):
         kind = "a tf.data.Dataset"
     else:
@@ -148,14 +150,14 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
         wrong = [name for name in own if one[name] != shared[0][name]]
         if wrong:
             raise errors.MismatchError(
-                f"{_NAME}: the ranks call it with different arguments: {wrong[0]} is "
-                f"{shared[0][wrong[0]]} on rank 0, {one[wrong[0]]} on rank {rank}",
+                f"{_NAME}: the ranks use different arguments; {wrong[0]} is "
+                f"{shared[0][wrong[0]]} on rank 0 and {one[wrong[0]]} on rank {rank}",
                 errors.ErrorRecord(kind="mismatch", rank=rank, tensor=_NAME),
             )
     if kind not in ("a tf.data.Dataset", "a function"):
         raise TypeError(
-            "Expected a tf.data.Dataset, or a function that takes a rank and returns "
-            f"one, got {kind}."
+            "Expected a tf.data.Dataset, or a function that accepts a rank and returns "
+            f"a tf.data.Dataset, got {kind}."
         )
     size = runtime.size()
     if type(readers) is not int or not 1 <= readers <= size:
@@ -182,7 +184,7 @@ def _datasets(dataset: Any, ranks: list[int]) -> dict[int, tf.data.Dataset]:
 
 
 def _describe_datasets(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
-    """Describes the datasets to the other ranks, with equal specs listed once."""
+    """Describes the datasets for the other ranks; equal specs are listed once."""
     specs: list[Any] = []
     by_rank = {}
     for rank, one in datasets.items():
@@ -245,7 +247,7 @@ def _receive(
 
 
 def _prefetch(spec: Any) -> int:
-    """Returns how many elements TensorFlow holds ready: few of large ones."""
+    """Returns how many elements TensorFlow prefetches; fewer if they are large."""
     total = 0
     for one in tf.nest.flatten(spec):
         if not one.shape.is_fully_defined():

@@ -1,9 +1,9 @@
-"""The client of `tfdist.data.scatter`: receives elements from the reader of a rank.
+"""Client of `tfdist.data.scatter`, which receives elements from a rank's reader.
 
-Each iterator of the dataset opens a connection of its own, with a thread that receives
-ahead of need. TensorFlow gets blocks through a generator. While there is none, the
-generator yields an empty block from time to time, so that TensorFlow notices when an
-iterator has been dropped.
+Each iterator of the dataset opens a separate connection, with a thread that receives
+elements in advance. TensorFlow gets blocks of elements from a generator. While no block
+is available, the generator yields an empty block from time to time, so that TensorFlow
+notices when an iterator has been dropped.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Source:
     """The reader of a dataset, and how to reach it.
 
     Attributes:
-        credentials: of this rank.
+        credentials: this rank's credentials.
         reader: the rank that reads.
-        same_host: whether it is on this host.
-        address: address where it listens for other hosts.
-        unix_name: name where it listens for this host.
+        same_host: whether the reader is on this host.
+        address: address where the reader listens for other hosts.
+        unix_name: socket name where the reader listens for its own host.
         dataset: number of the call of scatter.
-        window: bytes that may be received ahead of need.
+        window: bytes that may be received in advance.
         timeout_s: seconds to wait for an element.
-        generation: of the world.
+        generation: generation number of the world.
     """
 
     credentials: LinkCredentials = field(repr=False)
@@ -65,22 +65,22 @@ class Source:
 
     @property
     def description(self) -> str:
-        """The reader, for messages."""
+        """Description of the reader, for messages."""
         return f"rank {self.reader}, which reads for rank {self.credentials.rank}"
 
 
 class Receivers:
-    """The iterations of this process that are open; `shutdown` closes them."""
+    """The open iterations of this process; `shutdown` closes them."""
 
     def __init__(self) -> None:
         self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
     def add(self, iteration: Iteration) -> None:
-        """Adds an iteration that `close` will close."""
+        """Adds an iteration for `close`."""
         self._iterations.add(iteration)
 
     def close(self) -> None:
-        """Closes all iterations; 2 s at most."""
+        """Closes all iterations; waits for at most 2 s."""
         deadline = time.monotonic() + _CLOSE_S
         iterations = list(self._iterations)
         for iteration in iterations:
@@ -94,8 +94,9 @@ class Iteration:
 
     Args:
         source: the reader.
-        number: returns how many iterators were created before; called in the thread.
-        dtypes: types of the tensors of an element.
+        number: function, called in the thread, that returns the number of iterators
+            created earlier.
+        dtypes: dtypes of the tensors of an element.
     """
 
     def __init__(
@@ -125,10 +126,10 @@ class Iteration:
     # ---- for the generator ----
 
     def next_block(self) -> list[np.ndarray] | None:
-        """Returns the next block; empty arrays while there is none; None at the end.
+        """Returns the next block, empty arrays if none is available, None at the end.
 
         Raises:
-            RuntimeError: the reader failed, or its dataset did, or no element came
+            RuntimeError: the reader or its dataset failed, or no element was received
                 within `timeout_s`.
         """
         with self._condition:
@@ -159,10 +160,10 @@ class Iteration:
         try:
             stream.send({"taken": 1})
         except OSError:
-            pass  # it has ended; blocks that it sent before are good
+            pass  # the connection has ended; blocks received before are valid
 
     def _check_waiting(self) -> None:
-        """Raises if a rank has failed, or the next element is overdue."""
+        """Raises if a rank has failed or the next element is overdue."""
         failure = native.failure()
         if failure is not None:
             raise RuntimeError(_public_of(failure))
@@ -174,14 +175,14 @@ class Iteration:
                 _public(
                     "timeout",
                     f"{self._source.description}, sent no element within {limit_s:g} s "
-                    "(TFDIST_TIMEOUT_S); look at what its dataset waits for, or allow "
-                    "more time",
+                    "(TFDIST_TIMEOUT_S); check why its dataset is slow, or increase "
+                    "TFDIST_TIMEOUT_S",
                     self._source.reader,
                 )
             )
 
     def close(self) -> None:
-        """Ends the iteration; received blocks are dropped."""
+        """Ends the iteration and drops received blocks."""
         if os.getpid() != self._pid:
             return
         with self._condition:
@@ -193,7 +194,7 @@ class Iteration:
             stream.hang_up()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of the thread, after `close`."""
+        """Waits until the thread has ended; to be called after `close`."""
         self._thread.join(timeout_s)
 
     # ---- the thread ----
@@ -273,7 +274,7 @@ class Iteration:
                     self._condition.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Sets the failure of a connection that could not be made, or has broken."""
+        """Stores the error of a connection that could not be opened or was lost."""
         until = time.monotonic() + _VERDICT_S
         while not self._closed and time.monotonic() < until:
             failure = native.failure()
@@ -283,8 +284,8 @@ class Iteration:
             time.sleep(_POLL_S)
         why = str(error) or type(error).__name__
         if isinstance(error, OSError):
-            why = f"{why}; it has ended, or called tfdist.shutdown()"
-        text = f"{self._source.description}, sends nothing any more: {why}"
+            why = f"{why}; its process has ended or called tfdist.shutdown()"
+        text = f"{self._source.description}, has stopped sending: {why}"
         self._set_failure(_public("rank_failed", text, self._source.reader))
 
     def _set_failure(self, text: str) -> None:
@@ -301,7 +302,7 @@ def _socket(source: Source) -> socket.socket:
 
 
 def _public(kind: str, message: str, rank: int | None) -> str:
-    """Returns a message that `tfdist.errors.from_tf` recognises inside TensorFlow's."""
+    """Returns a message that `errors.from_tf` recognises in a TensorFlow error."""
     record = {"kind": kind, "cause": message}
     if rank is not None:
         record["rank"] = rank  # type: ignore[assignment]

@@ -21,7 +21,7 @@ def dataset(
     Args:
         source: the reader.
         spec: element_spec of the dataset.
-        cardinality: cardinality of the reader's dataset; also unknown or infinite.
+        cardinality: cardinality of the reader's dataset; may be unknown or infinite.
         prefetch: number of elements that TensorFlow prefetches.
     """
     flat = [one for one in tf.nest.flatten(spec)]
@@ -47,8 +47,8 @@ def dataset(
     )
 
     def unbatch_block(*parts: tf.Tensor) -> tf.data.Dataset:
-        # Not unbatch(), which ends the process where elements have no bytes
-        # (TensorFlow 2.21). Slices share the memory of their block.
+        # unbatch() is not used, because it aborts the process if elements have no
+        # bytes (TensorFlow 2.21). Slices share the memory of their block.
         element = tf.nest.pack_sequence_as(spec, parts)
         return tf.data.Dataset.from_tensor_slices(element)
 
@@ -74,8 +74,8 @@ def _empty(spec: tf.TensorSpec) -> np.ndarray:
 
 def _raise_stale() -> NoReturn:
     raise RuntimeError(
-        "this dataset was made by tfdist.data.scatter before tfdist.shutdown(); call "
-        "scatter again after tfdist.init(), on all ranks"
+        "this dataset was created by tfdist.data.scatter before tfdist.shutdown(); "
+        "call scatter again on all ranks after tfdist.init()"
     )
 
 
@@ -83,9 +83,9 @@ class _IteratorNumbers:
     """Numbers the iterators of a dataset in the order of their creation.
 
     Creating an iterator runs no code of tfdist, but TensorFlow draws a new seed for
-    each random part of the dataset. Two equal generators draw equal seeds: one is part
-    of the dataset and gives each iterator a token; the other one is used here to find
-    out which token was drawn first, second, and so on.
+    each random part of the dataset. Two equal generators draw equal seeds. One of them
+    is part of the dataset and gives each iterator a token. This class uses the second
+    one to find out which token was drawn first, second, and so on.
     """
 
     def __init__(self) -> None:

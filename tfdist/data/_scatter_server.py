@@ -1,9 +1,9 @@
-"""The server of `tfdist.data.scatter`: reads for other ranks and sends the elements.
+"""Server of `tfdist.data.scatter`, which reads for other ranks and sends the elements.
 
-A connection is one iteration of one rank over one dataset. One thread with a loop
-listens and does the handshakes. Each authenticated connection has a thread, which reads
-an element, sends it, and reads on while the other side has room. When the connection
-ends, so does its iteration.
+A connection serves one iteration of one rank over one dataset. One thread with an event
+loop listens and does the handshakes. Each authenticated connection has a thread, which
+reads and sends elements while the receiver has room. When the connection ends, its
+iteration ends, too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PURPOSE = "read"
 _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
-_MAX_UNREAD = 16  # iterators of a rank that it has created and not read
-_MAX_SKIPPED = 10_000  # of them in a row
+_MAX_UNREAD = 16  # iterators that a rank has created and not read
+_MAX_SKIPPED = 10_000  # such iterators in a row
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -49,22 +49,22 @@ def claims(
     """Returns the claims of a rank that connects to its reader.
 
     Args:
-        credentials: of the rank.
-        transport: "tcp" or "shm", which stands for a socket of the host.
-        reader: the rank that it connects to.
+        credentials: the credentials of the rank.
+        transport: "tcp", or "shm" for a Unix socket on the same host.
+        reader: the rank to connect to.
         dataset: number of the call of scatter.
-        iteration: number of iterators of the dataset that it has created before.
+        iteration: number of iterators that the rank has created earlier.
     """
     common = credentials.claims(transport, reader, PURPOSE)
     return {**common, "dataset": dataset, "iteration": iteration}
 
 
 class Share:
-    """The dataset of one rank, read by another.
+    """The dataset of one rank, read by a different rank.
 
-    Creates one iterator for each that the rank creates, in that order, also for those
-    that it never reads: a dataset that is reshuffled in every iteration draws its seed
-    when an iterator is created.
+    The reader creates one iterator for each iterator that the rank creates, in the same
+    order. This includes iterators that the rank never reads, because a dataset that is
+    reshuffled in every iteration draws its seed when an iterator is created.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -74,17 +74,17 @@ class Share:
         self._unread: dict[int, Any] = {}
 
     def iterator(self, number: int) -> Any:
-        """Returns the iterator for iterator `number` of the rank.
+        """Returns the reader's iterator for iterator `number` of the rank.
 
         Raises:
-            ValueError: it is being read already, or was dropped.
+            ValueError: the iterator is already being read, or was dropped.
         """
         with self._lock, tf.device("CPU:0"):
             if number - self._created > _MAX_SKIPPED:
                 raise ValueError(
-                    f"iterator {number} follows {self._created}: more than "
-                    f"{_MAX_SKIPPED} in between were never read from; make an "
-                    "iterator only where it is read from"
+                    f"iterator {number} follows iterator {self._created}, and more "
+                    f"than {_MAX_SKIPPED} iterators between them were never read "
+                    "from; create an iterator only when you read from it"
                 )
             while self._created <= number:
                 self._unread[self._created] = iter(self._dataset)
@@ -94,21 +94,21 @@ class Share:
                 del self._unread[min(self._unread)]
         if found is None:
             raise ValueError(
-                f"iterator {number} is read already, or too many that were made after "
-                "it, and before one that is read from, wait as well: the reader keeps "
-                f"the newest {_MAX_UNREAD} of those; read from an iterator before you "
-                "make so many others, or make a new one"
+                f"iterator {number} is already being read, or was dropped because the "
+                f"reader keeps only the newest {_MAX_UNREAD} iterators that have not "
+                "been read from; read from an iterator before you create so many "
+                "newer ones, or create a new iterator"
             )
         return found
 
 
 class ReadingService:
-    """Serves the ranks for which this one reads.
+    """Service for the ranks for which this rank reads.
 
     Args:
-        credentials: of this rank.
+        credentials: this rank's credentials.
         address: IP address to listen on.
-        timeout_s: seconds for which a receiving rank may take nothing.
+        timeout_s: seconds for which a receiving rank may stop receiving.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ReadingService:
         self._shares: dict[tuple[int, int], Share] = {}  # by dataset and rank
         self._streams: set[Stream] = set()
         self._threads: set[threading.Thread] = set()
-        self._lock = threading.Lock()  # of the three above
+        self._lock = threading.Lock()  # guards the three attributes above
         self._closing = False
         self._loop = asyncio.new_event_loop()
         self._listeners: list[Listener] = []
@@ -147,7 +147,7 @@ class ReadingService:
             self._shares[dataset, rank] = share
 
     def close(self) -> None:
-        """Ends all connections and threads; 2 s at most."""
+        """Ends all connections and threads; waits for at most 2 s."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -195,7 +195,7 @@ class ReadingService:
         ready.set()
 
     def _refusal(self, transport: str, found: dict[str, Any]) -> str:
-        """Returns why a connection with these claims is not welcome; "" when it is."""
+        """Returns why to refuse a connection with these claims; "" to accept it."""
         rank = self._credentials.rank
         expected = {**self._credentials.claims(transport, rank, PURPOSE), "to": rank}
         del expected["from"]
@@ -212,7 +212,7 @@ class ReadingService:
         return wrong and f"rank {rank} refused to read: {wrong}"
 
     async def _serve(self, channel: Channel) -> None:
-        """Hands the connection to a thread of its own."""
+        """Starts a thread for the connection."""
         stream = Stream(channel, send_timeout_s=self._timeout_s)
         found = channel.claims
         thread = threading.Thread(

@@ -1,8 +1,8 @@
 """Sends one iteration of another rank's dataset in blocks of elements.
 
-Elements that come fast are collected in one message. An element does not wait long for
-a slow next one: a second thread, which also receives acknowledgements, sends a block
-that has waited too long.
+Elements that are read quickly are collected in one message. If the next element is
+slow, a second thread sends the elements collected so far. This thread also receives
+acknowledgements.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tfdist.data import _element_codec
 _log = logging.getLogger("tfdist")
 _BLOCK_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 256
-# Of an element; the other half is for the lengths of strings.
+# Largest element; the other half of a block is for the lengths of strings.
 _MAX_ELEMENT_BYTES = _element_codec.MAX_BYTES // 2
-# An element that took longer is sent at once: it costs more than the message.
+# An element that took longer is sent at once, because it costs more than a message.
 _SLOW_S = 1e-3
-_MAX_DELAY_S = 0.02  # longest time for which an element waits for the next one
+_MAX_DELAY_S = 0.02  # longest time that an element waits for the next element
 _ERROR_CHARACTERS = 4000
 _ACKNOWLEDGEMENT = {"taken": 1}
 
@@ -35,11 +35,11 @@ _ACKNOWLEDGEMENT = {"taken": 1}
 def send_all(stream: Stream, iterator: Any, window: int) -> None:
     """Sends all elements, then the end or the error of the dataset.
 
-    Returns when the other side has hung up.
+    Returns when the receiver has closed the connection.
 
     Args:
-        stream: to the rank that iterates.
-        iterator: over its dataset.
+        stream: connection to the rank that iterates.
+        iterator: iterator over the dataset of that rank.
         window: bytes that may be sent without an acknowledgement.
     """
     sender = _Sender(stream, window)
@@ -51,12 +51,12 @@ def send_all(stream: Stream, iterator: Any, window: int) -> None:
     except Exception as error:
         sender.finish(describe_error(error))
     finally:
-        # Closing first could cut off the last messages.
+        # If this side closed first, the last messages could be lost.
         sender.wait_for_the_end()
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """Returns a message about an error, without TensorFlow's names of nodes."""
+    """Returns a message about an error, without TensorFlow's node names."""
     text = str(getattr(error, "message", "") or error)
     text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
     text = text.partition(" [Op:")[0].strip()
@@ -69,7 +69,7 @@ def _read_all(iterator: Any, sender: _Sender) -> None:
     while True:
         started = time.monotonic()
         try:
-            # As next(iterator), but 0.1 ms faster.
+            # Equivalent to next(iterator), but 0.1 ms faster.
             tensors = tf.raw_ops.IteratorGetNext(
                 iterator=handle, output_types=types, output_shapes=shapes
             )
@@ -80,7 +80,7 @@ def _read_all(iterator: Any, sender: _Sender) -> None:
 
 
 class _Sender:
-    """Sends blocks, as long as the other side has room."""
+    """Sender of blocks, which waits while the receiver has no room."""
 
     def __init__(self, stream: Stream, window: int) -> None:
         self._stream = stream
@@ -91,19 +91,19 @@ class _Sender:
         self._block: list[list[Any]] = []
         self._shapes: list[tuple[int, ...]] = []
         self._bytes = 0
-        self._since = 0.0  # when the first element of the block came
+        self._since = 0.0  # time at which the first element of the block was added
         self._ahead: collections.deque[int] = collections.deque()
-        self._end_reason: Exception | None = None  # why the other side is gone
+        self._end_reason: Exception | None = None  # why the connection has ended
         self._thread = threading.Thread(
             target=self._listen, name="tfdist-reading-acknowledged", daemon=True
         )
         self._thread.start()
 
     def add(self, element: list[Any], *, at_once: bool) -> None:
-        """Adds an element; waits while the other side has no room.
+        """Adds an element; waits while the receiver has no room.
 
         Raises:
-            OSError, AuthenticationError: the other side is gone.
+            OSError, AuthenticationError: the connection has ended.
             ValueError: the element is too large for a block.
         """
         shapes = _element_codec.shapes_of(element)
@@ -126,7 +126,7 @@ class _Sender:
                 self._flush()
 
     def finish(self, last: dict[str, Any]) -> None:
-        """Sends the remaining elements, and a last message."""
+        """Sends the remaining elements and a last message."""
         with self._condition:
             try:
                 self._flush()
@@ -135,7 +135,7 @@ class _Sender:
                 _log.debug("an iteration ended: %s", error)
 
     def wait_for_the_end(self) -> None:
-        """Waits until the other side hangs up."""
+        """Waits until the receiver closes the connection."""
         self._thread.join()
 
     def _has_room(self) -> bool:
@@ -143,7 +143,7 @@ class _Sender:
 
     def _flush(self) -> None:
         while self._block and self._end_reason is None and not self._has_room():
-            self._condition.wait()  # the other thread may send the block meanwhile
+            self._condition.wait()  # meanwhile, the second thread may send the block
         if self._end_reason is not None:
             raise self._end_reason
         if self._block:
@@ -153,14 +153,14 @@ class _Sender:
             self._stream.send(description, parts)
 
     def _listen(self) -> None:
-        """The second thread, until the connection ends."""
+        """Runs the second thread until the connection ends."""
         try:
             while True:
                 has_input = self._stream.has_input(_MAX_DELAY_S)
                 if has_input and (
                     self._stream.receive() != _ACKNOWLEDGEMENT or not self._ahead
                 ):
-                    raise AuthenticationError("a message that does not belong here")
+                    raise AuthenticationError("received an unexpected message")
                 with self._condition:
                     if has_input:
                         self._ahead.popleft()

@@ -1,4 +1,4 @@
-"""Shards a data set: each rank gets its share, in equally many steps."""
+"""Shards a data set into an equal number of steps on each rank."""
 
 from __future__ import annotations
 
@@ -29,45 +29,49 @@ def shard(
     rank: int | None = None,
     size: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns this rank's batches: its share of the samples, in equally many steps.
+    """Returns this rank's share of the samples, in an equal number of batches per rank.
 
-    Sample i belongs to rank i mod `size`. So in every epoch the ranks' samples are
-    disjoint, their union is the data set, and their numbers differ by one at most.
-    The samples are cut into the same number of batches on every rank, also where the
-    data do not divide: at each step the ranks' batches differ by one sample at most.
-    Such a step still averages the ranks' gradients with equal weights; the metrics of
-    `tfdist.callbacks.MetricAverage` weight every sample alike.
+    Sample i belongs to rank i mod `size`. In every epoch the ranks' samples are
+    disjoint, their union is the data set, and their numbers differ by at most one.
+
+    Every rank has the same number of batches, even if the samples cannot be divided
+    equally. The ranks' batches for the same step differ by at most one sample. If they
+    differ, gradients are still averaged with equal weight for each rank, whereas
+    `tfdist.callbacks.MetricAverage` weights all samples equally.
 
     Args:
-        data: a `tf.data.Dataset` of single samples (not shuffled, not batched, not
-            repeated, not sharded) of known cardinality; what a loader of Keras has
-            returned (`keras.utils.image_dataset_from_directory` and those of texts and
-            audio), whose files are dealt out and each decoded by one rank; or an array,
-            or a tuple or dict of arrays with the samples along the first axis. A
-            `tf.SparseTensor` has to be made a dataset
-            (`tf.data.Dataset.from_tensor_slices`).
+        data: the samples, in one of three forms. A `tf.data.Dataset` of single samples
+            (not shuffled, batched, repeated or sharded) of known cardinality. The
+            dataset that a Keras loader has returned
+            (`keras.utils.image_dataset_from_directory`, or the loaders for text and
+            audio); its files are sharded, and each file is decoded on one rank. An
+            array, or a tuple or dict of arrays, with the samples along the first axis.
+            Convert a `tf.SparseTensor` to a dataset with
+            `tf.data.Dataset.from_tensor_slices`.
         batch_size: samples of one rank in one step, at least 1. The last batches may
-            be smaller; with `batch_size=1` and data that do not divide, the last
-            batch of some ranks has two.
-        shuffle: True: reshuffle this rank's samples in every epoch; an integer: do
-            it with a buffer of that many samples. Default None: as a loader of Keras
-            does, where `data` is from one, whose files are shuffled; else False.
+            be smaller. With `batch_size=1` and samples that cannot be divided equally,
+            the last batch of some ranks has two samples.
+        shuffle: whether to reshuffle this rank's samples in every epoch. An integer
+            sets the number of samples in the shuffle buffer. Default None: for the
+            dataset of a Keras loader, shuffle the files if the loader shuffles;
+            otherwise False.
         seed: base of the shuffle's seed, see `tfdist.data.seed`; default 0.
-        map_fn: applied to each sample of this rank only, in parallel, after the
-            shuffle and before batching; takes the components of a sample.
-        rank: default `tfdist.rank()`.
-        size: default `tfdist.size()`.
+        map_fn: function that is applied to each of this rank's samples, in parallel,
+            after the shuffle and before batching. Its arguments are the components of
+            a sample.
+        rank: the rank whose batches are returned; default `tfdist.rank()`.
+        size: number of ranks; default `tfdist.size()`.
 
     Returns:
-        A dataset of batches, of the same known cardinality on all ranks, for
-        `model.fit` or a loop.
+        A dataset of batches for `model.fit` or a custom loop. It has the same known
+        cardinality on all ranks.
 
     Raises:
-        TypeError: `data` is neither a dataset nor arrays, or is a list; or a number is
-            no integer.
-        ValueError: the data are shuffled, sharded, batched, endless or of unknown
-            cardinality, or there are fewer samples than ranks; the message says what
-            to write.
+        TypeError: `data` is a list, or neither a dataset nor arrays, or an argument is
+            not an integer.
+        ValueError: the dataset is shuffled, sharded, batched, infinite or of unknown
+            cardinality, or there are fewer samples than ranks. The message contains
+            the code to use.
 
     Example:
         >>> import numpy as np, tfdist
@@ -109,20 +113,20 @@ def shard(
 
 
 def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[int]:
-    """Returns the sizes of one rank's batches; their number is equal on every rank.
+    """Returns the sizes of one rank's batches; every rank has the same number of them.
 
     Args:
-        total: samples of the whole data set.
+        total: number of samples in the data set.
         batch_size: samples of one rank in one step.
-        rank: the rank asked for.
+        rank: the rank whose batch sizes are returned.
         size: number of ranks.
 
     Returns:
-        One positive number for each step; their sum is the rank's share. At each
-        step the numbers of two ranks differ by one at most.
+        One positive number for each step; their sum is the rank's share. The sizes of
+        two ranks for the same step differ by at most one.
 
     Raises:
-        TypeError: an argument is no integer.
+        TypeError: an argument is not an integer.
         ValueError: there are fewer samples than ranks, or an argument is out of range.
 
     Example:
@@ -140,32 +144,33 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         )
     smallest, largest = total // size, math.ceil(total / size)
     own = smallest + (rank < total % size)
-    # With batches of one sample a larger share would need one step more than a
-    # smaller one has samples for: its last batch takes two.
+    # With batches of one sample, a rank with a larger share would need one step more
+    # than a smaller share has samples. Its last batch therefore has two samples.
     steps = min(math.ceil(largest / batch_size), smallest)
     last = own - (steps - 1) * batch_size
     if last > 0:
         return [batch_size] * (steps - 1) + [last]
-    # The full batches used up this smaller share: the last batch borrows a sample.
+    # If full batches use up a smaller share, the last batch gets a sample from them.
     return [batch_size] * (steps - 2) + [batch_size - 1, 1]
 
 
 def seed(base: int = 0, *, rank: int | None = None) -> int:
-    """Returns a seed for this rank: reproducible, and different on all ranks.
+    """Returns a reproducible seed that is different on each rank.
 
-    For what should differ between ranks (augmentation, dropout, shuffling). What has
-    to be equal, e.g. the initial weights, is sent by `BroadcastInitialState`.
+    Use it for random operations that should differ between ranks: augmentation,
+    dropout, shuffling. Values that have to be equal, such as the initial weights, are
+    broadcast by `BroadcastInitialState`.
 
     Args:
-        base: any non-negative integer; the run's seed; default 0.
-        rank: default `tfdist.rank()`.
+        base: the run's seed, a non-negative integer; default 0.
+        rank: the rank that uses the seed; default `tfdist.rank()`.
 
     Returns:
-        An integer of 0..2**31 - 1, for `keras.utils.set_random_seed` and the like.
+        An integer of 0..2**31 - 1, e.g. for `keras.utils.set_random_seed`.
 
     Raises:
-        TypeError: a number is no integer.
-        ValueError: one is negative.
+        TypeError: an argument is not an integer.
+        ValueError: an argument is negative.
 
     Example:
         >>> import tfdist
@@ -194,8 +199,8 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "The dataset is endless. Remove .repeat() before tfdist.data.shard: fit "
-            "starts it again in every epoch."
+            "The dataset is infinite. Remove .repeat() before tfdist.data.shard; fit "
+            "restarts the dataset in every epoch."
         )
     if count == tf.data.UNKNOWN_CARDINALITY:
         raise ValueError(
@@ -207,12 +212,13 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
 
 
 def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
-    """Returns the number of samples, and this rank's rows of every array."""
+    """Returns the number of samples and this rank's rows of every array."""
     if _has_list(data):
         raise TypeError(
-            "Expected a tuple or dict of arrays, got a list, which tf.data makes one "
-            "array of, whose first axis is the list. Write (a, b) for [a, b], or "
-            "numpy.asarray(...) for the samples of one array."
+            "Expected a tuple or dict of arrays, got a list. tf.data would convert it "
+            "to a single array with the list as its first axis. Write (a, b) instead "
+            "of [a, b], or use numpy.asarray(...) if the list contains the samples of "
+            "one array."
         )
     arrays = tf.nest.flatten(data)
     wrong = [a for a in arrays if not _has_rows(a)]
@@ -223,13 +229,13 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
         advice = ""
         if wrong and isinstance(wrong[0], tf.SparseTensor):
             advice = (
-                " Write tf.data.Dataset.from_tensor_slices(...) around the data, which "
-                "gives one row of them after the other."
+                " Pass tf.data.Dataset.from_tensor_slices(data), a dataset of single "
+                "rows."
             )
         elif wrong and hasattr(wrong[0], "num_batches"):  # a PyDataset of Keras
             advice = (
-                " A PyDataset makes batches itself: let its __getitem__ make those of "
-                "this rank, tfdist.data.batch_sizes(...) says how large."
+                " A PyDataset creates its own batches. Let its __getitem__ return this "
+                "rank's batches, with the sizes from tfdist.data.batch_sizes(...)."
             )
         raise TypeError(
             "Expected a tf.data.Dataset, or arrays with the samples along the first "
@@ -244,7 +250,7 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
 
 
 def _has_rows(array: Any) -> bool:
-    """Whether every n-th row can be taken of it."""
+    """Returns whether the array can be sliced to every n-th row."""
     has_axes = hasattr(array, "shape") and len(array.shape) > 0
     return has_axes and hasattr(array, "__getitem__")
 
@@ -269,7 +275,8 @@ def _batch(
     def one_batch(_: Any, window: tf.data.Dataset) -> tf.data.Dataset:
         if pads:
             return window.map(lambda _, x: x).padded_batch(batch_size + 1)
-        # Batched before the map, which would convert rows of a RaggedTensor to tensors.
+        # Batching comes before the map, which would convert the rows of a RaggedTensor
+        # to tensors.
         return window.batch(batch_size + 1).map(lambda _, x: x)
 
     windows = dataset.enumerate().group_by_window(
