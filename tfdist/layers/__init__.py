@@ -1,4 +1,4 @@
-"""Layers on several ranks: statistics of all, and random numbers of each.
+"""Statistics and random numbers of layers when training on more than one rank.
 
 Example:
     >>> import keras, tfdist

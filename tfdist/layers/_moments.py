@@ -1,21 +1,23 @@
-"""Mean and variance of the batches of all ranks, with gradients through the reduction.
+"""Differentiable mean and variance of the batches of all ranks.
 
-Each rank sends one row: how many values it has, their mean and their variance. The law
-of total variance combines the rows: with `n[r]` values of mean `m[r]` and variance
-`v[r]` on rank `r`
+Each rank sends one row: the number of its values, their mean and their variance. The
+law of total variance combines the rows. With `n[r]` values of mean `m[r]` and variance
+`v[r]` on rank `r`,
 
     n = sum n[r],  m = sum n[r] m[r] / n,  v = sum n[r] (v[r] + (m[r] - m)^2) / n
 
-No large numbers are subtracted from each other, as in `E[x^2] - m^2`, so the result is
-as exact as that of one process; and `n[r]` may differ, or be 0.
+Unlike `E[x^2] - m^2`, this formula does not subtract large numbers from each other, so
+the result is as accurate as in one process. `n[r]` may differ between ranks and may be
+0.
 
-Backward, with `dm[r]`, `dv[r]` the gradients of rank `r` for `m` and `v`, the sum of
-all ranks' losses changes with an own value `x` by
+In the backward pass, let `dm[r]` and `dv[r]` be the gradients of rank `r` for `m` and
+`v`. The gradient of the sum of all ranks' losses for a value `x` of this rank is
 
     dx = (sum dm[r] + 2 (x - m) sum dv[r]) / n
 
-which takes one allreduce of both gradients. So a layer costs one operation forward and
-one backward, of `2 C + 1` numbers from each rank, and of `2 C`, for `C` channels.
+which needs one allreduce of both gradients. For `C` channels, a layer therefore costs
+one operation with `2 C + 1` numbers from each rank in the forward pass, and one with
+`2 C` numbers in the backward pass.
 
 References:
     Chan, Golub & LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
@@ -44,19 +46,22 @@ def synchronized_moments(
     slack: float = 0.0,
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance of the values that all ranks have in a channel.
+    """Returns mean and variance over the values of all ranks, for each channel.
 
     Args:
-        inputs: floating-point tensor with a channel dimension of static size `C`; the
-            sizes of the others, hence the number of values, may differ between ranks.
-        axis: the channel dimension, counted from the front.
-        mask: bool tensor of the shape of `inputs`: which values count; default all.
-        slack: added to the number of values by which sums are divided, as Keras does
-            where there is a mask; default 0.
-        process_set: number of the set of ranks that take part; default all.
+        inputs: floating-point tensor with a channel dimension of static size `C`. The
+            sizes of other dimensions, and so the number of values, may differ between
+            ranks.
+        axis: index of the channel dimension, at least 0.
+        mask: bool tensor of the shape of `inputs`, True for values to include; default:
+            all values.
+        slack: number that is added to the number of values before dividing, as in
+            Keras with a mask; default 0.
+        process_set: id of the process set that takes part; default all ranks.
 
     Returns:
-        Two tensors of shape `[C]`, equal on all ranks. Differentiable, twice too.
+        Mean and variance, of shape `[C]` and equal on all ranks. Both can be
+        differentiated twice.
     """
     channels = inputs.shape[axis]
     name = operation_name("batch_norm", None, process_set=process_set)
@@ -70,7 +75,7 @@ def synchronized_moments(
             process_set=process_set,
         ).rows
         count, true_mean, true_variance = combine_rows(rows, channels)
-        # Keras divides by count + slack, and looks at the deviations from that mean.
+        # Keras divides by count + slack, and uses the deviations from that mean.
         share = tf.math.divide_no_nan(count, count + slack)
         mean = true_mean * share
         offset = true_mean - mean
@@ -89,8 +94,8 @@ def synchronized_moments(
                 process_set=process_set,
             )
             d_mean, d_variance = summed[:channels], summed[channels:]
-            # Without slack the centre is the mean. With it the mean is not where the
-            # variance is smallest, so the variance changes with the mean too.
+            # Without slack, the centre is the mean. With slack, the variance is not
+            # minimal at the mean, so the variance also depends on the mean.
             centre = mean + offset * share
             slope = tf.math.divide_no_nan(2.0 * d_variance, count + slack)
             level = tf.math.divide_no_nan(d_mean, count + slack)
@@ -107,15 +112,16 @@ def synchronized_moments(
 def combine_rows(
     rows: tf.Tensor, channels: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and variance of the union of several sets of values.
+    """Returns count, mean and variance of the union of several sets of values.
 
     Args:
-        rows: `[sets, c + 2 C]`: for each set its counts (one for all channels, or
-            one for each: `c` is 1 or `C`), its means, and its variances.
-        channels: `C`.
+        rows: tensor of shape `[sets, c + 2 C]`, with counts, means and variances of
+            each set. `c` is 1 for one common count, or `C` for one per channel.
+        channels: the number of channels, `C`.
 
     Returns:
-        Tensors of shape `[c]`, `[C]` and `[C]`; zeros where the count is 0.
+        Counts, means and variances, of shapes `[c]`, `[C]` and `[C]`. Means and
+        variances are zero for a count of 0.
     """
     counts = rows[:, : -2 * channels]
     means = rows[:, -2 * channels : -channels]
@@ -130,7 +136,7 @@ def combine_rows(
 def _local_moments(
     x: tf.Tensor, axis: int, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and variance of the values of this rank; zeros if there are none."""
+    """Returns count, mean and variance of this rank's values; zeros if it has none."""
     others = [d for d in range(len(x.shape)) if d != axis]
     channels = x.shape[axis]
     if mask is None:

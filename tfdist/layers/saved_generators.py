@@ -1,7 +1,7 @@
 """Saves the states of a model's random number generators in its .keras file.
 
-Keras does not save them, so a resumed training would repeat the masks of dropout. Keras
-ignores the additional member of the file.
+Keras does not save these states, so a resumed training would repeat the dropout masks.
+Keras ignores the additional member of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _logger = logging.getLogger("tfdist")
 
 
 def add_states(path: Path, model: keras.Model) -> None:
-    """Adds the states of this rank to a file that Keras has saved."""
+    """Adds this rank's generator states to a file that Keras has saved."""
     states = [
         [int(n) for n in keras.ops.convert_to_numpy(state)]
         for state in states_of_generators(model)
@@ -32,10 +32,10 @@ def add_states(path: Path, model: keras.Model) -> None:
 
 
 def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
-    """Returns the states in a file; None if it has none (saved by Keras alone).
+    """Returns the states in a file; None if the file contains no states.
 
     Raises:
-        ValueError: that part of the file is damaged.
+        ValueError: the states in the file are damaged.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -45,24 +45,25 @@ def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
             return [[int(seed), int(drawn)] for seed, drawn in found]
     except (zipfile.BadZipFile, OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"Expected the states of random number generators in {path}, got: {error}. "
-            "Take an older checkpoint."
+            f"Expected states of random number generators in {path}, got: {error}. "
+            "Use an older checkpoint."
         ) from None
 
 
 def set_states(model: keras.Model, states: list[list[int]] | None) -> bool:
-    """Gives this rank's generators the states of a file, if they are of this model.
+    """Restores this rank's generators from saved states, if their numbers match.
 
     Returns:
-        Whether it did.
+        Whether the states were restored.
     """
     own = states_of_generators(model)
     if states is None:
         return False
     if len(own) != len(states):
         _logger.warning(
-            "The checkpoint has the states of %d random number generators (dropout, "
-            "noise, augmentation), and the model has %d: they stay as they are.",
+            "The checkpoint contains the states of %d random number generators "
+            "(dropout, noise, augmentation), but the model has %d generators. The "
+            "model's generators are not changed.",
             len(states),
             len(own),
         )

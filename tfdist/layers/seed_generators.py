@@ -1,4 +1,4 @@
-"""Seeds the random number generators of layers: distinct or equal on the ranks."""
+"""Seeds the random number generators of layers, with distinct or equal seeds."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ def broadcast_seed_generators(
     root: int = 0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Sets the random number generators of a model's layers by those of one rank.
+    """Seeds the random number generators of a model's layers from those of one rank.
 
-    Dropout, noise and augmentation layers draw from generators that they hold
-    (`keras.random.SeedGenerator`). With "distinct" every rank gets a seed of its own,
-    which follows from that of `root`: the samples of all ranks get masks that are
-    independent of each other, as those of one process's larger batch are. With "equal"
-    all ranks have the masks of `root`. Either way a run is repeated by the same seed
-    on `root`, e.g. by `keras.utils.set_random_seed`, whatever the others had.
+    Dropout, noise and augmentation layers have their own generators
+    (`keras.random.SeedGenerator`). With "distinct", every rank gets a different seed,
+    derived from the seed of `root`. The samples of all ranks then have independent
+    masks, as in a larger batch of one process. With "equal", all ranks have the masks
+    of `root`. In both cases a run can be repeated with the same seed on `root`, e.g.
+    from `keras.utils.set_random_seed`. The earlier seeds of other ranks have no effect.
 
-    `BroadcastInitialState` does this at the start of `fit`. In a loop of your own call
-    it once, when the model is built or loaded; again, it gives the same seeds, at the
-    place where `root` is in its stream. Random numbers that come from no generator of a
-    layer (`keras.random.normal(shape)`, `tf.random`, NumPy) are not changed: seed them
-    with `tfdist.data.seed`.
+    `BroadcastInitialState` calls this function at the start of `fit`. In a custom loop,
+    call it once after the model is built or loaded. A later call sets the same seeds
+    again, at the current position in the stream of `root`. Random numbers that do not
+    come from a generator of a layer (`keras.random.normal(shape)`, `tf.random`, NumPy)
+    are not affected. Seed them with `tfdist.data.seed`.
 
     Args:
-        model: a model or layer, built.
+        model: a built model or layer.
         seeds: "distinct" (default) or "equal".
-        root: the rank whose generators count, and stay as they are; default 0.
-        process_set: the ranks that take part, which alone call it; default all.
+        root: the rank whose generators are used and not changed; default 0.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
 
     Returns:
         Number of generators.
 
     Raises:
-        TypeError: `model` is no Keras layer.
-        ValueError: `seeds` is something else; `root` is not a rank that takes part.
+        TypeError: `model` is not a Keras layer.
+        ValueError: `seeds` is invalid, or `root` does not take part.
         tfdist.MismatchError: the ranks have different numbers of generators, or a
-            rank has joined (`tfdist.join`); on all ranks that call it.
+            rank has joined (`tfdist.join`). All ranks that call the function raise it.
 
     Example:
         >>> import keras, tfdist
@@ -81,7 +82,7 @@ def broadcast_seed_generators(
             raise errors.MismatchError(
                 "The random number generators differ between ranks: the layers have "
                 f"{len(shared[0])} on rank {members[0]} and {len(other)} on rank "
-                f"{rank}. Make the same model on all ranks."
+                f"{rank}. Build the same model on all ranks."
             )
     place = members.index(runtime.rank()) - members.index(root)
     distance = place % len(members) if seeds == "distinct" else 0
@@ -91,18 +92,18 @@ def broadcast_seed_generators(
 
 
 def check_choice(seeds: str) -> None:
-    """Raises ValueError if it is none."""
+    """Raises ValueError unless `seeds` is one of `CHOICES`."""
     if seeds not in CHOICES:
         raise ValueError(
-            f"Expected the seed generators to be one of {list(CHOICES)}, got {seeds!r}."
+            f"Expected seed generators to be one of {list(CHOICES)}, got {seeds!r}."
         )
 
 
 def seed_at(seed: int, distance: int) -> int:
-    """Returns the seed of the rank that is `distance` ranks after that with `seed`.
+    """Returns the seed of the rank that is `distance` ranks after the rank with `seed`.
 
-    Different for all distances below 2**31 - 2, also for the kernels of TensorFlow,
-    to which Keras gives seeds modulo that number.
+    The seeds are different for all distances below 2**31 - 2. They are also different
+    in TensorFlow's kernels, to which Keras passes seeds modulo this number.
 
     Example:
         >>> [seed_at(7, distance) for distance in range(3)]
@@ -112,6 +113,6 @@ def seed_at(seed: int, distance: int) -> int:
 
 
 def states_of_generators(model: keras.layers.Layer) -> list[Any]:
-    """Returns the states of the layers' generators, each once, in order."""
+    """Returns the states of the layers' generators, in order and without duplicates."""
     unique = {id(v): v for v in model.variables if v.name == _NAME}
     return list(unique.values())

@@ -1,7 +1,8 @@
-"""The moving statistics of ordinary batch normalisation, combined over the ranks.
+"""Combines the moving statistics of plain batch normalisation over the ranks.
 
-Each rank's layers see its own batches only, so their moving means and variances differ.
-A model that is evaluated or saved needs one set of them for all the data.
+Each rank updates its layers with its own batches only, so moving means and variances
+differ between ranks. A model that is evaluated or saved needs a single set of them,
+computed from the data of all ranks.
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ def combine_moving_statistics(
     weight: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Sets the moving statistics of batch normalisation to those of all ranks' data.
+    """Combines the moving statistics of batch normalisation over all ranks.
 
-    By the law of total variance, with `w[r]` the weight of rank `r` divided by the sum
-    of all weights: the mean is `sum w[r] mean[r]`, and the variance is
-    `sum w[r] (variance[r] + (mean[r] - mean)^2)`: the mean of the ranks' variances and
-    the variance of their means. Computed in float64, so that float32 statistics that
-    are equal on all ranks (of a synchronised layer, or a frozen one) keep their bits.
+    Let `w[r]` be the weight of rank `r` divided by the sum of all weights. By the law
+    of total variance, the combined mean is `sum w[r] mean[r]`, and the combined
+    variance is `sum w[r] (variance[r] + (mean[r] - mean)^2)`, i.e. the mean of the
+    ranks' variances plus the variance of their means. Both are computed in float64.
+    Float32 statistics that are equal on all ranks (of a synchronised or frozen layer)
+    are therefore not changed by a single bit.
 
-    All ranks call it. Training may continue afterwards: every rank continues with the
-    combined statistics and updates them with its own batches. Training does not use
-    moving statistics, so combining them, however often, does not change it. (With
-    `renorm=True` training uses other statistics, which stay as they are.)
+    All ranks have to call this function. Training can continue afterwards: every rank
+    starts from the combined statistics and updates them with its own batches. Training
+    does not use moving statistics, so combining them has no effect on it. With
+    `renorm=True` training uses additional statistics, which are not changed.
 
     Args:
-        model: a model or layer; its layers that are not built are left out.
-        weight: weight of this rank's data, for example its batch size if the sizes
-            differ; default 1.0, the same for all.
-        process_set: the ranks that take part, which alone call it; default all.
+        model: a model or layer; layers that are not built are ignored.
+        weight: weight of this rank's data, for example its batch size if batch sizes
+            differ between ranks; default 1.0, the same for all ranks.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
 
     Returns:
         Number of layers whose statistics were combined.
 
     Raises:
-        TypeError: `model` is no Keras layer.
-        ValueError: a rank's weight is not finite or negative, or all are 0; on all
-            ranks.
+        TypeError: `model` is not a Keras layer.
+        ValueError: a rank's weight is negative or not finite, or all weights are 0. All
+            ranks raise it.
         tfdist.MismatchError: the ranks' layers differ, or a rank has joined
-            (`tfdist.join`); on all ranks that call it.
+            (`tfdist.join`). All ranks that call the function raise it.
 
     Example:
         >>> import keras, tfdist
@@ -80,7 +83,7 @@ def combine_at(
     weight: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """As `combine_moving_statistics`; `where` has to be the same on all ranks."""
+    """Runs `combine_moving_statistics`; checks that `where` is equal on all ranks."""
     layers = [layer for layer in batch_normalizations(model) if layer.built]
     own = {
         "where": where,
@@ -124,19 +127,19 @@ def total_moments(
 
     Args:
         share: this rank's share of the data, 0 to 1.
-        mean: float64, of this rank's data.
-        variance: float64, likewise.
-        sum_over_ranks: adds up an array over the ranks.
+        mean: mean of this rank's data, float64.
+        variance: variance of this rank's data, float64.
+        sum_over_ranks: function that sums an array over the ranks.
 
     Returns:
-        Two arrays, equal on all ranks.
+        Mean and variance, equal on all ranks.
     """
     total = sum_over_ranks(share * mean)
     return total, sum_over_ranks(share * (variance + (mean - total) ** 2))
 
 
 def _pairs(layer: Any) -> list[tuple[Any, Any, bool]]:
-    """Mean, its variance or deviation, and which of the two, for use in inference."""
+    """Returns triples of mean, spread, and whether the spread is a deviation."""
     pairs = [(layer.moving_mean, layer.moving_variance, False)]
     if layer.renorm:
         pairs.append((layer.moving_mean, layer.moving_stddev, True))
@@ -161,22 +164,22 @@ def _sum(vector: np.ndarray, process_set: ProcessSet | None) -> np.ndarray:
 def _share(
     own: dict[str, Any], shared: list[dict[str, Any]], ranks: list[int]
 ) -> float:
-    """This rank's share of the weights; an error on all ranks if something is wrong."""
+    """Returns this rank's share of the weights; all ranks raise on any mismatch."""
     first = shared[0]
     for rank, other in zip(ranks, shared, strict=True):
         if other["where"] != first["where"]:
             raise errors.MismatchError(
                 "The ranks combine moving statistics at different places: rank "
                 f"{ranks[0]} {first['where']}, rank {rank} {other['where']}. Use the "
-                "same callbacks on all ranks, and validate on all or on none."
+                "same callbacks on all ranks, and validate on all ranks or on none."
             )
         if other["layers"] != first["layers"]:
             raise errors.MismatchError(
                 "The batch normalisation layers differ between ranks: "
                 f"{_difference(ranks[0], first['layers'], rank, other['layers'])}. "
-                "Make the same model on all ranks. (Keras numbers the names of layers: "
-                "where only the numbers differ, call keras.utils.clear_session() on "
-                "all ranks before the model is made.)"
+                "Build the same model on all ranks. (Keras appends numbers to layer "
+                "names. If only these numbers differ, call "
+                "keras.utils.clear_session() on all ranks before building the model.)"
             )
         if not (math.isfinite(other["weight"]) and other["weight"] >= 0):
             raise ValueError(
@@ -194,6 +197,5 @@ def _difference(rank: int, own: list[str], other_rank: int, others: list[str]) -
         if a != b:
             return f"layer {number} is {a!r} on rank {rank}, {b!r} on rank {other_rank}"
     return (
-        f"rank {rank} has {len(own)} that are built, rank {other_rank} has "
-        f"{len(others)}"
+        f"rank {rank} has {len(own)} built layers, rank {other_rank} has {len(others)}"
     )

@@ -1,8 +1,8 @@
 """Batch normalisation over the batches of all ranks.
 
-A synchronised layer is Keras's layer, except that mean and variance are those of the
-batches of all ranks. Its class has the name of Keras's class: a saved model names the
-plain `keras.layers.BatchNormalization` and loads without tfdist.
+A synchronised layer is a Keras layer whose mean and variance are computed over the
+batches of all ranks. Its class has the same name as the Keras class, so a saved model
+contains the plain `keras.layers.BatchNormalization` and loads without tfdist.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from tfdist.gradients.sample_weights import synchronized_by
 from tfdist.layers._moments import synchronized_moments
 
 _Layer = TypeVar("_Layer", bound=keras.layers.Layer)
-# Call contexts of Keras whose variables are in `synchronized_by`.
+# Keras call contexts whose variables were already added to `synchronized_by`.
 _contexts_seen: WeakRegistry[bool] = WeakRegistry()
 
 
 class _Synchronized:
     """Mixin before a batch normalisation's own class."""
 
-    # Of the layer's own class.
+    # Defined by the layer's own class.
     axis: int
     gamma: Any
     beta: Any
 
-    # Class attributes, so that a copy made by from_config() is synchronised likewise.
+    # Class attributes, so that a copy from from_config() is synchronised, too.
     _tfdist_own: type
     _tfdist_set: ProcessSet | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.supports_jit = False  # Keras then leaves XLA off, where it may choose
+        self.supports_jit = False  # jit_compile="auto" then means no XLA
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean and variance of a batch; Keras calls it in training only."""
+        """Returns mean and variance of a batch; called by Keras in training only."""
         for variable in self._weighted_too_late():
             synchronized_by.set(variable, weakref.ref(self))
         slack = 0.0
@@ -62,8 +62,8 @@ class _Synchronized:
     def _weighted_too_late(self) -> list[Any]:
         """Returns variables whose gradients cannot be weighted after the backward pass.
 
-        These are the variables of all layers before this one too, so all of the model
-        are returned, once for each call of the model.
+        These include the variables of all earlier layers, so the method returns all
+        variables of the model, once for each call of the model.
         """
         own = [v for v in (self.gamma, self.beta) if v is not None]
         context = global_state.get_global_attribute("current_call_ctx")
@@ -73,7 +73,7 @@ class _Synchronized:
         return [*own, *context.entry_layer.trainable_variables]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # Keras copies by saving and loading, which gives the plain class.
+        # Keras copies by saving and loading, which returns the plain class.
         rebuild: Any
         rebuild, arguments = tuple(self.__reduce__())[:2]
         copied = rebuild(*arguments)
@@ -84,38 +84,41 @@ class _Synchronized:
 def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     *, process_set: ProcessSet | None = None, **kwargs: Any
 ) -> keras.layers.BatchNormalization:
-    """A `keras.layers.BatchNormalization` over the batches of all ranks.
+    """Creates a `keras.layers.BatchNormalization` over the batches of all ranks.
 
-    In training it takes the mean and variance of all ranks' batches together, each
-    value counted once, also where the batches differ in size or a rank's is empty. So
-    outputs, gradients and moving statistics are those of one process with the
-    concatenated batch, and the moving statistics are equal on all ranks. In inference
-    it is Keras's layer.
+    In training, the layer uses the mean and variance over the batches of all ranks. All
+    values have equal weight, even if batch sizes differ or a rank's batch is empty.
+    Outputs, gradients and moving statistics therefore match those of one process with
+    the concatenated batch, and moving statistics are equal on all ranks. In inference
+    the layer behaves like the Keras layer.
 
-    Gradients go through the reduction: they are those of the sum of all ranks' losses,
-    as of every operation here. `DistributedOptimizer` and `DistributedGradientTape`
-    then average them. With batches of equal size that is the gradient of the mean loss
-    of the concatenated batch; with others, give this rank's number of samples to
-    `DistributedGradientTape.gradient(..., weight=...)`. (The `weight` of an optimizer
-    comes too late, after the backward pass, and is refused for all variables of the
-    model.)
+    Gradients pass through the reduction. As for all operations of tfdist, they are
+    gradients of the sum of all ranks' losses. `DistributedOptimizer` and
+    `DistributedGradientTape` then average them. With equal batch sizes, the result is
+    the gradient of the mean loss over the concatenated batch. With different batch
+    sizes, pass this rank's number of samples to
+    `DistributedGradientTape.gradient(..., weight=...)`. The `weight` of an optimizer
+    would be applied too late, after the backward pass, so it raises an error for all
+    variables of the model.
 
     All ranks have to call the layer, forward and backward, equally often and in the
-    same order. Each call in training costs one operation forward, in which every rank
-    sends `2 C + 1` numbers to every other (`3 C` with a mask), and one allreduce of
-    `2 C` numbers backward, for `C` channels. Statistics are float32 for half types.
+    same order. With `C` channels, each training call costs one operation in the forward
+    pass, in which every rank sends `2 C + 1` numbers to every other rank (`3 C` with a
+    mask), and one allreduce of `2 C` numbers in the backward pass. For half types,
+    statistics are computed in float32.
 
     Args:
-        process_set: the ranks whose batches are normalised together, this one among
-            them; default all.
-        **kwargs: of `keras.layers.BatchNormalization`, but `synchronized`, which is for
-            `tf.distribute`.
+        process_set: the ranks whose batches are normalised together, including this
+            rank; default all.
+        **kwargs: arguments of `keras.layers.BatchNormalization`, except `synchronized`,
+            which is for `tf.distribute`.
 
     Returns:
-        The layer, of a class that is named `BatchNormalization`.
+        The layer. Its class is named `BatchNormalization`.
 
     Raises:
-        TypeError: Keras's layer does not take an argument, or `synchronized` is given.
+        TypeError: the Keras layer does not accept an argument, or `synchronized` is
+            given.
         ValueError: this rank is not in `process_set`, or an argument is out of range.
 
     Example:
@@ -128,15 +131,16 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
 
     References:
         S. Ioffe, C. Szegedy, "Batch Normalization: Accelerating Deep Network Training
-        by Reducing Internal Covariate Shift", ICML 2015, algorithm 1. Over the batches
-        of several devices: C. Peng et al., "MegDet: A Large Mini-Batch Object
-        Detector", CVPR 2018, section 3.3.
+        by Reducing Internal Covariate Shift", ICML 2015, algorithm 1.
+
+        C. Peng et al., "MegDet: A Large Mini-Batch Object Detector", CVPR 2018, section
+        3.3 (batch normalisation over several devices).
     """
     if "synchronized" in kwargs:
         raise TypeError(
-            "SyncBatchNormalization takes no argument 'synchronized': in Keras it "
-            "means tf.distribute, and this layer always synchronises over tfdist's "
-            "ranks. Leave it out."
+            "SyncBatchNormalization does not accept 'synchronized'. In Keras this "
+            "argument is for tf.distribute, whereas this layer always synchronises "
+            "over tfdist's ranks. Remove the argument."
         )
     _check_member(process_set)
     own = keras.layers.BatchNormalization
@@ -146,28 +150,31 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
 def synchronize_batch_normalization(
     model: _Layer, *, process_set: ProcessSet | None = None
 ) -> _Layer:
-    """Makes the batch normalisation layers of a model take all ranks' batches.
+    """Converts the batch normalisation layers of a model to synchronised layers.
 
-    The layers stay the same objects, with their weights and names: only their class
-    becomes that of `SyncBatchNormalization`. So a model that is built, or trained, or
-    made by `keras.applications`, can be converted, and nested models with it. Do it
-    before `fit`; after `keras.models.load_model`, which gives plain layers, do it
-    again. Layers that the model makes only later, in `build`, are not converted: build
-    it first. Frozen layers take no statistics from batches, so nothing changes there.
+    The layer objects, their weights and their names do not change; only their class is
+    replaced, see `SyncBatchNormalization`. Models that are already built or trained,
+    models from `keras.applications`, and nested models can be converted. Convert a
+    model before `fit`, and again after `keras.models.load_model`, which returns plain
+    layers. If a model creates layers in `build`, build it first; later layers are not
+    converted. Frozen layers do not use batch statistics, so their results do not
+    change.
 
     Args:
         model: a model or layer; changed in place.
-        process_set: the ranks whose batches are normalised together, this one among
-            them; default all. Layers that were converted before get this one.
+        process_set: the ranks whose batches are normalised together, including this
+            rank; default all. It replaces the process set of layers that were
+            converted earlier.
 
     Returns:
-        The same model or layer. `is_synchronized` tells which of its layers take the
-        statistics of all ranks.
+        The same model or layer. `is_synchronized` returns which of its layers are
+        synchronised.
 
     Raises:
-        TypeError: `model` is no Keras layer, or one of its batch normalisations has a
-            `call` or `_moments` of its own; nothing is converted.
-        ValueError: it has no batch normalisation, or this rank is not in `process_set`.
+        TypeError: `model` is not a Keras layer, or one of its batch normalisation
+            layers overrides `call` or `_moments`. No layer is converted.
+        ValueError: `model` has no batch normalisation, or this rank is not in
+            `process_set`.
 
     Example:
         >>> import keras, tfdist
@@ -186,7 +193,7 @@ def synchronize_batch_normalization(
     found = batch_normalizations(model)
     if not found:
         raise ValueError(
-            f"The model {model.name!r} has no BatchNormalization layer. If it makes "
+            f"The model {model.name!r} has no BatchNormalization layer. If it creates "
             "its layers in build(), call model.build(input_shape) first."
         )
     for layer in found:
@@ -195,19 +202,19 @@ def synchronize_batch_normalization(
         _convert(layer, process_set)
     for part in model._flatten_layers():
         if isinstance(part, keras.Model):
-            part.train_function = None  # it has been traced with the plain layers
+            part.train_function = None  # was traced with the plain layers
     return model
 
 
 def is_synchronized(layer: Any) -> bool:
-    """Whether a layer takes the statistics of all ranks' batches."""
+    """Returns whether a layer uses the statistics of all ranks' batches."""
     return isinstance(layer, _Synchronized)
 
 
 def batch_normalizations(
     model: keras.layers.Layer,
 ) -> list[keras.layers.BatchNormalization]:
-    """Returns the batch normalisation layers of a model, each once, in order."""
+    """Returns a model's batch normalisation layers, in order and without duplicates."""
     layers = model._flatten_layers()
     unique = {
         id(layer): layer
@@ -218,9 +225,9 @@ def batch_normalizations(
 
 
 def _check_member(process_set: ProcessSet | None) -> None:
-    id_of(process_set)  # one that has ended is refused here
+    id_of(process_set)  # raises if the set has been removed
     if process_set is not None:
-        process_set.rank()  # refuses a rank that is not in it
+        process_set.rank()  # raises if this rank is not in the set
 
 
 def _check_convertible(layer: Any) -> None:
@@ -229,10 +236,10 @@ def _check_convertible(layer: Any) -> None:
     for method in ("call", "_moments"):
         if getattr(own, method) is not getattr(plain, method):
             raise TypeError(
-                f"Cannot synchronise the layer {layer.name!r}: expected Keras's own "
-                f"BatchNormalization, got {own.__name__}, which overrides {method}(), "
-                "so its statistics may be other ones. Convert the other layers one by "
-                "one: synchronize_batch_normalization(layer)."
+                f"Cannot synchronise the layer {layer.name!r}. Expected Keras's own "
+                f"BatchNormalization, got {own.__name__}, which overrides {method}() "
+                "and may compute different statistics. Convert the other layers one "
+                "by one with synchronize_batch_normalization(layer)."
             )
 
 
