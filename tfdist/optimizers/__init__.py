@@ -1,7 +1,7 @@
 """Optimizers and schedules for large batches, as Keras classes.
 
-`import tfdist.optimizers` before loading a model that was saved with one of them: Keras
-finds classes that are not its own only when their module has been imported.
+Import `tfdist.optimizers` before loading a model that was saved with one of these
+classes. Keras finds classes of other packages only if their module is imported.
 
 Example:
     >>> import tfdist

@@ -18,8 +18,8 @@ def check_exclude(exclude: Any) -> Any:
     """Checks the option; returns None, a list of patterns, or a function.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: a pattern is no regular expression.
+        TypeError: the option has a different type.
+        ValueError: a pattern is not a valid regular expression.
     """
     if exclude is None or callable(exclude):
         return exclude
@@ -36,7 +36,7 @@ def check_exclude(exclude: Any) -> Any:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"exclude: {pattern!r} is no regular expression: {error}."
+                f"exclude: {pattern!r} is not a valid regular expression: {error}."
             ) from error
     return list(patterns)
 
@@ -45,11 +45,11 @@ def are_excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
     """Returns for each variable whether it is excluded.
 
     Args:
-        variables: variables of Keras or TensorFlow.
-        exclude: option that `check_exclude` returned.
+        variables: Keras or TensorFlow variables.
+        exclude: result of `check_exclude`.
 
     Raises:
-        TypeError: the function returned something else than True or False.
+        TypeError: the function did not return True or False.
     """
     if exclude is None:
         return [len(v.shape) <= 1 for v in variables]
@@ -67,7 +67,7 @@ def are_excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
 
 
 def serialize(exclude: Any) -> Any:
-    """Returns the option in a form that a saved model can hold."""
+    """Returns the option in a form that can be saved with a model."""
     if callable(exclude):
         return keras.saving.serialize_keras_object(exclude)
     return exclude

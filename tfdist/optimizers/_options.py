@@ -1,4 +1,4 @@
-"""Checks of numeric options; errors name the expected and the actual value."""
+"""Checks of option values, whose errors contain the expected and actual values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def number(
     name: str, value: Any, *, at_least: float | None = None, above: float | None = None
 ) -> float:
-    """Returns the value as a finite float that is not below its bound."""
+    """Returns the value as a finite float; raises if it is below the bound."""
     expected = "a finite number"
     if at_least is not None:
         expected = f"a number of at least {at_least:g}"
@@ -36,7 +36,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, *, at_least: int) -> int:
-    """Returns the value as an int that is not below its bound."""
+    """Returns the value as an int; raises if it is below the bound."""
     expected = f"a whole number of at least {at_least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(_message(name, expected, value))
@@ -46,7 +46,7 @@ def integer(name: str, value: Any, *, at_least: int) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns the value, which is True or False."""
+    """Returns the value; raises unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(_message(name, "True or False", value))
     return value

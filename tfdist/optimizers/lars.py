@@ -15,47 +15,49 @@ from tfdist.optimizers.momentum_sgd import MomentumSGD
 class LARS(MomentumSGD):
     """Layer-wise adaptive rate scaling.
 
-    A step changes every layer by about the same fraction of its norm. With `|.|` the
-    Euclidean norm of one variable and rate the (global) learning rate of the step::
+    A step changes every layer by about the same fraction of its norm. Let `|.|` be the
+    Euclidean norm of one variable, and rate the global learning rate of the step::
 
         local = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)
         v <- momentum * v + rate * local * (g + weight_decay * w)
         w <- w - v
 
-    Both rates are inside of the velocity, as in algorithm 1 of the paper, so a step
-    keeps the rates with which it was made. `momentum_correction=True` leaves the global
-    rate outside, as in `MomentumSGD`; the local one stays inside.
+    Both rates are part of the velocity, as in algorithm 1 of the paper, so a later
+    change of the rates does not affect earlier steps. With `momentum_correction=True`
+    only the local rate is part of the velocity, and the global rate is applied
+    afterwards, as in `MomentumSGD`.
 
-    Where `|w|` or `|g|` is zero, local is 1. Excluded variables have local = 1 and no
-    decay: they take steps of the global rate, which is much larger than what is usual
-    elsewhere, so it needs a warm-up.
+    If `|w|` or `|g|` is zero, local is 1. Excluded variables use local = 1 and no
+    decay. Their steps use the global rate, which is much larger than rates of other
+    optimizers and therefore needs a warm-up.
 
-    Norms are those of the gradients that the optimizer gets: inside of
-    `tfdist.DistributedOptimizer` the averages over all ranks, after accumulation,
-    unscaling and clipping. They are computed in float32 (float64 for float64
-    variables), also where variables are float16 or bfloat16. They are sums over a whole
-    variable: ranks get the same bits if they have the same number of TensorFlow
-    threads.
+    `|g|` is computed from the gradient that the optimizer gets. In
+    `tfdist.DistributedOptimizer` this is the average over all ranks, after
+    accumulation, unscaling and clipping. Norms are computed in float32 (float64 for
+    float64 variables), even if variables are float16 or bfloat16. Each norm is a sum
+    over a complete variable. Ranks get bitwise equal norms if they have the same number
+    of TensorFlow threads.
 
     Args:
-        learning_rate: a float, a `LearningRateSchedule` or a function of nothing; with
-            the default trust coefficient of the order of 1 to 40.
-        momentum: in [0, 1], default 0.9.
-        nesterov: default False, as in the paper.
-        trust_coefficient: eta of the paper, above 0; default 0.001.
-        epsilon: added to the denominator, at least 0; default 0, as in the paper: zero
-            norms are taken care of without it.
-        weight_decay: beta of the paper, at least 0; default None: 0.
-        exclude: the variables without adaptation and decay; as in `MomentumSGD`.
-            Default None: those of at most one dimension.
-        momentum_correction: default False, as in the paper.
+        learning_rate: a float, a `LearningRateSchedule` or a function without
+            arguments. With the default trust coefficient, typical values are 1 to 40.
+        momentum: factor of the velocity, in [0, 1]; default 0.9.
+        nesterov: whether to use Nesterov momentum; default False, as in the paper.
+        trust_coefficient: eta in the paper, above 0; default 0.001.
+        epsilon: added to the denominator, at least 0; default 0, as in the paper. Zero
+            norms are handled without it.
+        weight_decay: beta in the paper, at least 0; default None: 0.
+        exclude: variables without adaptation and decay, see `MomentumSGD`. Default
+            None: variables of at most one dimension.
+        momentum_correction: whether the global rate is applied after the velocity;
+            default False, as in the paper.
         **keras_options: `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`,
             `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
-            `gradient_accumulation_steps`, `name`: as in `MomentumSGD`.
+            `gradient_accumulation_steps`, `name`: see `MomentumSGD`.
 
     Raises:
-        TypeError: an option is of another type, or not known.
-        ValueError: a number is out of its range.
+        TypeError: an option has the wrong type or is unknown.
+        ValueError: a number is out of range.
 
     Example:
         >>> import keras, tfdist

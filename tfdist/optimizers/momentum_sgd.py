@@ -1,4 +1,4 @@
-"""MomentumSGD: momentum, and weight decay in the gradient, as large-batch papers do."""
+"""MomentumSGD: SGD with momentum and weight decay as in large-batch papers."""
 
 from __future__ import annotations
 
@@ -12,57 +12,64 @@ from tfdist.optimizers import _exclusions, _options
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class MomentumSGD(keras.optimizers.Optimizer):
-    """Stochastic gradient descent as the large-batch papers write it.
+    """Stochastic gradient descent as defined in large-batch papers.
 
-    With g the gradient, rate the learning rate of the step, and v the velocity:
+    Let g be the gradient, rate the learning rate of the step, and v the velocity:
 
-        d = g + weight_decay * w            (d = g where w is excluded)
+        d = g + weight_decay * w            (d = g if w is excluded)
         v <- momentum * v + rate * d
         w <- w - v                          (nesterov: w - momentum * v - rate * d)
 
-    Two things differ from `keras.optimizers.SGD`. The decay is part of the gradient, so
-    of the velocity, while Keras shrinks the weights beside it; and biases and the scale
-    and shift of normalisation layers are not decayed.
+    There are two differences from `keras.optimizers.SGD`. First, weight decay is added
+    to the gradient and so becomes part of the velocity, whereas Keras decays the
+    weights separately. Second, biases and the scale and shift of normalisation layers
+    are not decayed.
 
-    With `momentum_correction=True` the rate stays outside of the velocity:
+    With `momentum_correction=True` the rate is not part of the velocity:
 
         v <- momentum * v + d
         w <- w - rate * v                   (nesterov: w - rate * (momentum * v + d))
 
-    For a constant rate that is the same. When the rate changes from one step to the
-    next, by a schedule or by assignment, it is the first form with its velocity
-    multiplied by rate / previous rate at once: the momentum correction of Goyal et al.
-    Without it the velocity of the old rate stays for about 1 / (1 - momentum) steps.
+    For a constant rate both forms are equivalent. When the rate changes from one step
+    to the next, by a schedule or by assignment, the second form is equivalent to the
+    first with the velocity multiplied by rate / previous rate. This is the momentum
+    correction of Goyal et al. Without it, the old rate remains in the velocity for
+    about 1 / (1 - momentum) steps.
 
-    Sums are made in float32, or float64 for float64 variables. Sparse gradients are
-    made dense, because the velocity moves every row.
+    Updates are computed in float32, or in float64 for float64 variables. Sparse
+    gradients are converted to dense ones, because the velocity changes every row.
 
     Args:
-        learning_rate: a float, a `LearningRateSchedule` or a function of nothing.
-        momentum: in [0, 1]; 0: no velocity; default 0.9.
-        nesterov: default False.
+        learning_rate: a float, a `LearningRateSchedule` or a function without
+            arguments.
+        momentum: factor of the velocity, in [0, 1]; 0 means no velocity; default 0.9.
+        nesterov: whether to use Nesterov momentum; default False.
         weight_decay: factor of w in the gradient, at least 0; default None: 0.
-        exclude: the variables without decay. Default None: those of at most one
-            dimension (biases; gamma and beta). Or regular expressions, one or a list,
-            that are searched for in `variable.path` (one that matches nothing is
-            reported as a warning); or a function that is given a variable and returns
-            whether it is one. `[]`: none. A model that is to be saved needs a function
-            registered with `keras.saving.register_keras_serializable`.
-        momentum_correction: default False.
-        clipnorm: above 0: each gradient's norm is at most this, before the decay.
-        clipvalue: above 0: each element's size is at most this.
-        global_clipnorm: above 0: the norm of all gradients is at most this.
-        use_ema: whether moving averages of the weights are kept; default False.
-        ema_momentum: of these averages, in [0, 1]; default 0.99.
-        ema_overwrite_frequency: steps after which the weights become their averages;
-            default None: when `fit` ends.
-        loss_scale_factor: above 0: a fixed loss scale, default None.
-        gradient_accumulation_steps: at least 2: batches for each update; default None.
-        name: default: made from the name of the class.
+        exclude: variables without weight decay. Default None: variables of at most one
+            dimension (biases, gamma and beta). Alternatively, a regular expression or a
+            list of them, which are searched for in `variable.path`; a pattern without a
+            match logs a warning. Or a function that accepts a variable and returns
+            whether it is excluded. To save the model, register this function with
+            `keras.saving.register_keras_serializable`. `[]` excludes no variables.
+        momentum_correction: whether the rate is kept out of the velocity; default
+            False.
+        clipnorm: maximum norm of each gradient, above 0; applied before weight decay.
+            Default None: no limit.
+        clipvalue: maximum absolute value of each gradient element, above 0; default
+            None.
+        global_clipnorm: maximum norm of all gradients together, above 0; default None.
+        use_ema: whether to keep moving averages of the weights; default False.
+        ema_momentum: momentum of the moving averages, in [0, 1]; default 0.99.
+        ema_overwrite_frequency: number of steps after which the weights are replaced by
+            their averages; default None: at the end of `fit`.
+        loss_scale_factor: fixed loss scale, above 0; default None.
+        gradient_accumulation_steps: number of batches per update, at least 2; default
+            None.
+        name: name of the optimizer; default: derived from the class name.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: a number is out of its range.
+        TypeError: an option has the wrong type.
+        ValueError: a number is out of range.
 
     Example:
         >>> import keras, tfdist
@@ -138,7 +145,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
             raise ValueError("nesterov=True needs a momentum above 0, got momentum=0.")
 
     def build(self, variables: list[Any]) -> None:
-        """Creates the velocities: zeros of the variables' shapes and dtypes."""
+        """Creates the velocities as zeros with the variables' shapes and dtypes."""
         if self.built:
             return
         super().build(variables)
@@ -150,8 +157,8 @@ class MomentumSGD(keras.optimizers.Optimizer):
             self.momentums = self.add_optimizer_variables(variables, "momentum")
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Updates the variables by one gradient for each of them."""
-        # Before clipping: the rows of a sparse gradient may occur more than once.
+        """Updates the variables with one gradient for each variable."""
+        # Convert before clipping, because sparse gradients may have duplicate rows.
         dense = [
             tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
             for g in grads
@@ -159,7 +166,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         super().apply(dense, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable by its gradient, after clipping."""
+        """Updates one variable with its clipped gradient."""
         wide = tf.float64 if variable.dtype in ("float64", tf.float64) else tf.float32
         weights = tf.cast(tf.convert_to_tensor(variable), wide)
         gradient = tf.cast(gradient, wide)
@@ -183,7 +190,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         return gradient + self._decay_of(variable) * weights
 
     def _decay_of(self, variable: Any) -> float:
-        # The second one is Keras's own exclude_from_weight_decay().
+        # The second condition implements Keras's exclude_from_weight_decay().
         if self._is_excluded(variable) or not self._use_weight_decay(variable):
             return 0.0
         return self.weight_decay or 0.0
@@ -192,7 +199,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         return self._var_key(variable) in self._excluded
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        """Does nothing: weight decay is a part of the gradient here."""
+        """Does nothing, because this class adds weight decay to the gradient."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, for `from_config` and saved models."""

@@ -1,4 +1,4 @@
-"""The closed forms of large-batch learning rates, on numbers."""
+"""Closed-form learning rates for large batches, as functions on numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from tfdist.optimizers import _options
 
 
 def scaled_rate(rate: float, *, global_batch: int, base_batch: int = 256) -> float:
-    """The linear scaling rule: with k times the batch, k times the learning rate.
+    """Returns the learning rate for a batch size, by the linear scaling rule.
+
+    A k times larger batch gets a k times larger learning rate.
 
     Args:
-        rate: the learning rate that is right for `base_batch`.
-        global_batch: examples in a step on all ranks together.
-        base_batch: examples in a step for which `rate` was found; default 256.
+        rate: the learning rate for `base_batch`.
+        global_batch: number of examples per step on all ranks together.
+        base_batch: number of examples per step for which `rate` was tuned; default 256.
 
     Returns:
         rate * global_batch / base_batch.
 
     Raises:
-        TypeError: something is not a number, or a batch not a whole one.
-        ValueError: something is not above 0.
+        TypeError: `rate` is not a number, or a batch size is not an integer.
+        ValueError: an argument is not above 0.
 
     Example:
         >>> from tfdist.optimizers import scaled_rate
@@ -39,12 +41,12 @@ def warmup_factor(step: float, warmup_steps: float, start: float) -> float:
     """Returns the factor of the learning rate during a gradual warm-up.
 
     Args:
-        step: indexed from 0, over all epochs.
+        step: index of the step, from 0, counted over all epochs.
         warmup_steps: length W of the warm-up, in steps.
-        start: the factor of step 0.
+        start: the factor for step 0.
 
     Returns:
-        start + (1 - start) * step / W before step W, 1 from there on.
+        start + (1 - start) * step / W before step W, and 1 from step W on.
 
     Example:
         >>> from tfdist.optimizers import warmup_factor

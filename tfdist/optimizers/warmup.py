@@ -1,4 +1,4 @@
-"""Warmup: a gradual warm-up before, or over, any learning-rate schedule of Keras."""
+"""Warmup: a gradual warm-up for any Keras learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ _Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class Warmup(_Schedule):
-    """A learning-rate schedule that rises linearly, step by step, into another one.
+    """A learning-rate schedule with a linear, per-step warm-up.
 
-    Step i uses, with W = `warmup_steps`,
+    With W = `warmup_steps`, the rate of step i is
 
         rate(i) = f(i) * schedule(i),    f(i) = start + (1 - start) * i / W for i < W,
                                          f(i) = 1 from step W on;
 
-    with `delay=True` schedule(max(i - W, 0)): the schedule begins when the warm-up is
-    over, so it rises to schedule(0). In both forms nothing jumps at step W.
+    With `delay=True`, schedule(i) is replaced by schedule(max(i - W, 0)): the rate
+    rises to schedule(0), and the schedule begins after the warm-up. In both forms the
+    factor does not jump at step W.
 
-    Steps are batches of one rank, also with `gradient_accumulation_steps`, where
-    `optimizer.iterations` counts updates. A schedule knows nothing of momentum: see
-    `momentum_correction` of `tfdist.optimizers.MomentumSGD`.
+    Steps are batches of one rank, even with `gradient_accumulation_steps`, where
+    `optimizer.iterations` is the number of updates. A schedule cannot adjust the
+    momentum; for this, see `momentum_correction` of `tfdist.optimizers.MomentumSGD`.
 
     Args:
-        schedule: a `keras.optimizers.schedules.LearningRateSchedule`, or a float: a
+        schedule: a `keras.optimizers.schedules.LearningRateSchedule`, or a float for a
             constant rate.
-        warmup_steps: length of the warm-up in steps, 0: none.
-        start: the factor of the first step, default 0. For Goyal et al. it is one over
-            the number by which the batch has grown.
-        delay: whether the schedule begins after the warm-up; default False: both count
-            from the first step, as where a paper counts epochs from the beginning.
+        warmup_steps: length of the warm-up in steps; 0 means no warm-up.
+        start: the factor of the first step; default 0. Goyal et al. use 1 / k for a k
+            times larger batch.
+        delay: whether the schedule begins after the warm-up. Default False: warm-up and
+            schedule both begin at the first step, as in papers that count epochs from
+            the start of training.
 
     Raises:
-        TypeError: an option is of another type.
+        TypeError: an option has the wrong type.
         ValueError: a rate or `warmup_steps` is below 0, or `start` is not in [0, 1].
 
     Example:
@@ -67,7 +69,7 @@ class Warmup(_Schedule):
             if callable(schedule):
                 raise TypeError(
                     "schedule: expected a LearningRateSchedule or a number, got "
-                    f"{type(schedule).__name__}: {schedule!r}. Make it a subclass of "
+                    f"{type(schedule).__name__}: {schedule!r}. Derive it from "
                     "keras.optimizers.schedules.LearningRateSchedule."
                 )
             schedule = _options.number("schedule", schedule, at_least=0)
@@ -77,7 +79,7 @@ class Warmup(_Schedule):
         self.delay = _options.flag("delay", delay)
 
     def __call__(self, step: Any) -> Any:
-        """Returns the learning rate of a step (an integer scalar), a scalar tensor."""
+        """Returns the learning rate of a step (integer scalar) as a scalar tensor."""
         if self.delay:
             steps_after = ops.cast(step, "int64") - self.warmup_steps
             rate = self._rate(ops.maximum(steps_after, ops.zeros_like(steps_after)))
@@ -95,7 +97,7 @@ class Warmup(_Schedule):
         return ops.convert_to_tensor(self.schedule, dtype="float32")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, with the schedule's own configuration."""
+        """Returns the arguments, including the configuration of the schedule."""
         schedule = self.schedule
         if isinstance(schedule, _Schedule):
             schedule = keras.optimizers.schedules.serialize(schedule)
