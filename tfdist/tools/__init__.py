@@ -1,1 +1,1 @@
-"""Programs around the library that import no TensorFlow."""
+"""Command-line tools of tfdist, which do not import TensorFlow."""

@@ -1,4 +1,4 @@
-"""`python -m tfdist.tools` is the command tfdist."""
+"""Runs the command `tfdist` as `python -m tfdist.tools`."""
 
 import sys
 

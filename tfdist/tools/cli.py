@@ -10,8 +10,8 @@ from tfdist.core.version import __version__
 from tfdist.tools import timeline
 from tfdist.tools.bench import command as bench
 
-_DESCRIPTION = "Tools of tfdist. `tfdist COMMAND --help` says more about each."
-# Name → description, and main, which reads its own options.
+_DESCRIPTION = "Tools of tfdist. For details, run `tfdist COMMAND --help`."
+# Name → description, and `main`, which parses its own options.
 _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "bench": (bench.HELP, bench.main),
     "timeline": (timeline.HELP, timeline.main),
@@ -19,7 +19,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the options of tfdist."""
+    """Returns the parser for the options of tfdist."""
     arguments = argparse.ArgumentParser(
         prog="tfdist", description=_DESCRIPTION, allow_abbrev=False
     )

@@ -21,10 +21,10 @@ _HEAD = """\
 
 <!-- Made from tfdist_ops/base/config.cc by `make docs`; do not edit. -->
 
-Everything that can be set has one environment variable, read when `tfdist.init()` is
-called. All variables stand in one table, `tfdist_ops/base/config.cc`: the core and the
-Python part read no other `TFDIST_*` variable. An unknown one, or a value that is not
-allowed, is an error that names what was expected, not a silent default.
+Each setting has one environment variable, which is read when `tfdist.init()` is
+called. All variables are defined in one table, `tfdist_ops/base/config.cc`. The core
+and the Python part read no other `TFDIST_*` variables. An unknown variable or an
+invalid value raises an error that contains the expected values.
 
 Set them for all ranks with `tfdistrun --env`:
 
@@ -32,10 +32,10 @@ Set them for all ranks with `tfdistrun --env`:
 tfdistrun -np 4 --env TFDIST_TIMEOUT_S=60 --env TFDIST_LOG_LEVEL=info python train.py
 ```
 
-*Same on all ranks*: `tfdist.init()` compares the value over the ranks and refuses to
-start where they differ. What a program changes in its environment afterwards counts for
-its next `tfdist.init()`. `tfdist.core.native.config()` returns the table with the
-values of the environment.
+*Same on all ranks*: `tfdist.init()` compares the value between the ranks and raises an
+error if it differs. Later changes to a program's environment take effect at its next
+`tfdist.init()`. `tfdist.core.native.config()` returns the table with the values of the
+environment.
 """
 
 _SECTIONS = (
@@ -47,7 +47,7 @@ _MULTIPLES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def _number(value: float, unit: str) -> str:
-    """Formats a number with its unit; sizes in the largest binary multiple."""
+    """Formats a number with its unit; sizes use the largest binary multiple."""
     if unit == "bytes":
         for factor, name in _MULTIPLES:
             if value and value % factor == 0:
@@ -83,10 +83,10 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
     """Renders the page as Markdown.
 
     Args:
-        rows: the rows of `native.config()`; their values in force are not used.
+        rows: the rows of `native.config()`; their current values are not used.
 
     Returns:
-        The text of docs/config.md, with a newline at its end.
+        The text of docs/config.md, with a trailing newline.
     """
     rows = list(rows)
     parts = [_HEAD]
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(f"{PAGE} is current\n")
         return 0
     if options.check:
-        sys.stderr.write(f"{PAGE} is not current. Write: make docs\n")
+        sys.stderr.write(f"{PAGE} is not up to date. Run: make docs\n")
         return 1
     PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")

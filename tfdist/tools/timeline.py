@@ -1,4 +1,4 @@
-"""`tfdist timeline DIR`: merges the parts of a timeline."""
+"""`tfdist timeline DIR`: merges the ranks' parts of a timeline."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 from tfdist.core.timeline import merging
 
 HELP = "merge the files of TFDIST_TIMELINE into one trace"
-_MAX_LISTED = 5  # files and lines that were left out
-_MAX_RANKS = 8  # ranks with a line of their own
+_MAX_LISTED = 5  # listed files and lines that were left out
+_MAX_RANKS = 8  # ranks with a separate line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes DIR/trace.json; returns the exit code.
 
     Args:
-        arguments: arguments of the command line; default those of this process.
+        arguments: command-line arguments; default: the arguments of this process.
     """
     parser = argparse.ArgumentParser(
         prog="tfdist timeline",
         description="Merges the files rank-N.jsonl of TFDIST_TIMELINE=DIR "
-        "into DIR/trace.json, which https://ui.perfetto.dev opens. tfdist does this "
-        "itself when all ranks end normally, on one host or with a shared folder; run "
-        "this command after a crash, or with files copied from several hosts.",
+        "into DIR/trace.json, which https://ui.perfetto.dev opens. tfdist merges them "
+        "automatically when all ranks end normally on one host or share the folder. "
+        "Run this command after a crash, or for files copied from several hosts.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         found = "a file" if options.folder.exists() else "no such folder"
         sys.stderr.write(
-            f"Expected the folder that TFDIST_TIMELINE had when the job ran, got "
-            f"{options.folder}: {found}.\n"
+            f"Expected the job's TFDIST_TIMELINE folder, got {options.folder}: "
+            f"{found}.\n"
         )
         return 1
     try:
@@ -50,15 +50,15 @@ def report(summary: merging.Summary) -> str:
     lines = [f"{summary.path}: {len(summary.ranks)} of {summary.size} ranks"]
     missing = sorted(set(range(summary.size)) - set(summary.ranks))
     if missing:
-        lines.append(f"no part of ranks {missing}: copy them here from their hosts")
+        lines.append(f"no files of ranks {missing}: copy them here from their hosts")
     if summary.incomplete:
-        lines.append(f"ended without leaving, or still running: {summary.incomplete}")
+        lines.append(f"did not end normally, or still running: {summary.incomplete}")
     if summary.error_us is None:
-        lines.append("clocks: not compared on some rank; taken as they are")
+        lines.append("clocks: not compared on all ranks; used without correction")
     else:
         lines.append(f"clocks: aligned within {summary.error_us / 1000:.3f} ms")
     if summary.dropped:
-        lines.append(f"{summary.dropped} records were lost: too much at once")
+        lines.append(f"{summary.dropped} records were lost (buffer full)")
     if summary.left_out:
         lines.append(f"left out: {len(summary.left_out)} files or lines of files")
         lines += [f"  {one}" for one in summary.left_out[:_MAX_LISTED]]
@@ -79,7 +79,7 @@ def _exposure(summary: merging.Summary) -> list[str]:
     ranks = sorted(summary.exposed, key=lambda r: -summary.exposed[r].mean_ms)
     shown = sorted(ranks[:_MAX_RANKS])
     left_out = len(ranks) - len(shown)
-    lines = ["exposed communication of a step, without the first one:"]
+    lines = ["exposed communication per step, without the first step:"]
     for rank in shown:
         one = summary.exposed[rank]
         kind = "steps of fit" if one.of_fit else "reductions of gradients"
@@ -93,7 +93,7 @@ def _exposure(summary: merging.Summary) -> list[str]:
 def _waits(summary: merging.Summary) -> list[str]:
     if not summary.waits:
         return []
-    lines = ["longest waits, sums over all ranks and steps but the first:"]
+    lines = ["longest waits, summed over all ranks and steps except the first:"]
     return lines + [
         f"  {wait.ms:.1f} ms for rank {wait.rank} in {wait.name}"
         for wait in summary.waits

@@ -1,1 +1,1 @@
-"""`tfdist bench`: times the collectives of a job through the core alone."""
+"""`tfdist bench`: times the collectives of a job, using only the core."""

@@ -1,4 +1,4 @@
-"""Collectives through the core, submitted and awaited by one thread."""
+"""Calls of the core's collectives, submitted and awaited by a single thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SUM, _MAX = 0, 3
 
 
 class Call:
-    """One operation that can be run again and again, on its own memory.
+    """An operation with its own memory, which can be run repeatedly.
 
-    An allreduce that is measured is a bucket of a gradient list of its own, as in
-    training: from the second time on it starts without messages between the ranks. All
-    ranks must make the same calls in the same order.
+    As in training, a measured allreduce is a bucket of a separate gradient list. From
+    the second run on, it therefore starts without messages between the ranks. All ranks
+    must make the same calls in the same order.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Call:
     ) -> int:
         del context, rows, size
         if output_rows == 0 or self._output is None:
-            return ctypes.addressof(self._dims)  # any address will do for no bytes
+            return ctypes.addressof(self._dims)  # for 0 bytes any address is valid
         return int(self._output.ctypes.data) if len(self._output) == output_rows else 0
 
     def run(self) -> None:
-        """Runs the operation once, to its end.
+        """Runs the operation once and waits until it has finished.
 
         Raises:
-            CoreError: it failed.
+            CoreError: the operation failed.
         """
         native.check(native.library().tfdist_run(ctypes.byref(self._request)))
         if self._error is not None:
@@ -99,7 +99,7 @@ class Call:
 
 
 class Agreement:
-    """Reductions of numbers over all ranks."""
+    """Object that reduces numbers over all ranks."""
 
     def __init__(self, place: Place) -> None:
         self._size = place.size

@@ -1,4 +1,4 @@
-"""`tfdist bench`: starts the ranks, or is one of them."""
+"""`tfdist bench`: starts the ranks, or runs as one of the ranks."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _refusal(options: Namespace, size: int) -> str:
     """Returns why this process cannot measure as a rank; "" if it can."""
     if size < 2:
         return (
-            "expected a job of at least 2 ranks; start it as `tfdist bench -np 2`, or "
+            "expected a job of at least 2 ranks; run `tfdist bench -np 2` or "
             "`tfdistrun -np 2 tfdist bench`"
         )
     if options.size not in (None, size):
         return (
-            f"-np {options.size}, but this is a rank of a job of {size}; leave it out"
+            f"-np {options.size} was given on a rank of a job of {size}; leave out -np"
         )
     return ""
 

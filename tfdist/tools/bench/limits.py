@@ -1,10 +1,11 @@
-"""Measures the machine's limits on all ranks at once.
+"""Measures the machine's limits on all ranks at the same time.
 
-Inside a host the memory is the limit. A rank of K reduces (K - 1) / K of the data and
-copies as much: K = 2 gives n (1/2S + 1/2C) seconds, with S and C the rates at which a
-process makes d = a + b and d = a, in bytes of d, while all ranks do so. In bus
-bandwidth that is 2 / (1/S + 1/C) for any K. Between hosts it is the line rate. Data
-that fit into the processor's caches can be faster than the memory.
+Inside a host, memory is the limit. With K ranks, each rank reduces (K - 1) / K of the
+data and copies as much. Let S and C be the rates, in bytes of d, at which a process
+computes d = a + b and d = a while all ranks do the same. For K = 2 and n bytes, the
+time is n (1/2S + 1/2C) seconds. The bus bandwidth is 2 / (1/S + 1/C) for any K. Between
+hosts, the line rate is the limit. Data that fit into the processor's caches can be
+faster than memory.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _ROOTED = ("broadcast", "reduce")
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates in bytes a second.
+    """Measured rates, in bytes per second.
 
     Attributes:
-        add: S, of one rank while all work, their mean.
-        copy: C, likewise.
-        line: between two hosts, each way; None: all ranks are on one.
+        add: S, the mean over the ranks while all ranks work.
+        copy: C, measured in the same way.
+        line: rate between two hosts in each direction; None if there is only one host.
         hosts: number of ranks on each host.
     """
 
@@ -43,7 +44,7 @@ class Limits:
     hosts: tuple[int, ...]
 
     def bus(self, operation: str) -> float:
-        """Returns the highest possible bus bandwidth, in bytes a second."""
+        """Returns the highest possible bus bandwidth, in bytes per second."""
         if self.line is None:
             if operation == "allreduce":
                 return 2 / (1 / self.add + 1 / self.copy)
@@ -54,7 +55,7 @@ class Limits:
         largest_host = max(self.hosts)
         if operation == "alltoall":
             return self.line * (ranks - 1) / (largest_host * (ranks - largest_host))
-        if operation in ("gather", "scatter"):  # all through the host of the root
+        if operation in ("gather", "scatter"):  # limited by the host of the root
             return self.line * (ranks - 1) / (ranks - self.hosts[0])
         # A host sends (hosts - 1) / hosts of the data once (allreduce: twice).
         return self.line * (ranks - 1) / ranks * hosts / (hosts - 1)
@@ -72,7 +73,7 @@ def _rate(work: Callable[[], object], size_bytes: int, agreement: Agreement) -> 
 
 
 def memory_rates(agreement: Agreement) -> tuple[float, float]:
-    """Returns S and C, measured on 64 MiB of private memory a rank."""
+    """Returns S and C, measured with 64 MiB of private memory per rank."""
     count = _MEMORY_BYTES // 4
     a, b = np.ones(count, np.float32), np.ones(count, np.float32)
     c = np.zeros(count, np.float32)
@@ -82,14 +83,14 @@ def memory_rates(agreement: Agreement) -> tuple[float, float]:
 
 
 def line_rate(place: Place, host_of: tuple[int, ...], agreement: Agreement) -> float:
-    """Returns the rate, in bytes a second, from rank 0 to a rank of another host.
+    """Returns the rate, in bytes per second, from rank 0 to a rank on a different host.
 
-    Half the time of a ping-pong of 8 MiB, its median.
+    The rate is computed from half the median time of an 8 MiB ping-pong.
     """
     other = next(rank for rank, host in enumerate(host_of) if host != host_of[0])
     outgoing = np.zeros(_LINE_BYTES, np.uint8)
     incoming = np.zeros(_LINE_BYTES, np.uint8)
-    int8 = 6  # TensorFlow's number
+    int8 = 6  # TensorFlow's number for the dtype
     calls = []
     for source, target in ((0, other), (other, 0)):
         if place.rank == source:
@@ -132,13 +133,13 @@ def measure(
     agreement: Agreement,
     given_line: float | None,
 ) -> Limits:
-    """Measures all limits of the machines of the job.
+    """Measures all limits of the job's machines.
 
     Args:
-        place: rank and size of this process.
-        host_of: for each rank the index of its host.
-        agreement: reductions over all ranks.
-        given_line: the rate between hosts where it is known, in bytes a second.
+        place: rank and number of ranks.
+        host_of: for each rank, the index of its host.
+        agreement: object that reduces numbers over all ranks.
+        given_line: known rate between hosts, in bytes per second; None: measure it.
     """
     add, copy = memory_rates(agreement)
     hosts = tuple(host_of.count(host) for host in range(max(host_of) + 1))

@@ -1,4 +1,4 @@
-"""Times one operation at one size, with each requested algorithm in turn."""
+"""Times one operation at one size with each requested algorithm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.tools.bench.calls import Agreement, Call
 from tfdist.tools.bench.operations import DType, Operation, Place
 
 AUTO = "auto"
-_ROUNDS = 5  # in which the algorithms take turns
+_ROUNDS = 5  # in each round, every algorithm runs
 _MIN_REPETITIONS, _MAX_REPETITIONS = 1, 60  # repetitions of an algorithm in a round
 _ALIGNMENT = 64
 _GARBAGE = 0x5A
@@ -25,10 +25,10 @@ class Result:
     """A line of the table.
 
     Attributes:
-        size_bytes: of the data, as nccl-tests counts them.
-        algorithm: name of the algorithm; with auto, the one that it chose.
+        size_bytes: size of the data, as defined by nccl-tests.
+        algorithm: name of the algorithm; with auto, the chosen algorithm.
         auto: whether auto was requested.
-        seconds: median over the repetitions of the slowest rank's time.
+        seconds: time of the slowest rank, as the median over the repetitions.
         repetitions: number of repetitions.
         wrong: number of wrong elements on all ranks.
     """
@@ -45,12 +45,12 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """Bytes a second."""
+        """Algorithm bandwidth, in bytes per second."""
         return self.size_bytes / self.seconds
 
 
 class _Candidate:
-    """One algorithm on the memory that all of them use."""
+    """An algorithm to be measured, on memory that all algorithms share."""
 
     def __init__(self, call: Call, algorithm: str, auto: bool) -> None:
         self.call, self.algorithm, self.auto = call, algorithm, auto
@@ -60,11 +60,11 @@ class _Candidate:
 
 
 def _align(array: np.ndarray) -> np.ndarray:
-    """Returns a copy that begins at a multiple of 64 bytes, as tensors do.
+    """Returns a copy that is aligned to 64 bytes, like tensors.
 
-    A large array of NumPy begins 16 bytes after a page. Writing there delays reads at
-    the beginning of other pages, where segments begin, because a processor compares the
-    last 12 bits of addresses first.
+    A large NumPy array begins 16 bytes after the start of a page. Writes to this
+    address delay reads at the start of other pages, where segments begin, because the
+    processor first compares only the last 12 bits of addresses.
     """
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
@@ -75,7 +75,7 @@ def _align(array: np.ndarray) -> np.ndarray:
 
 
 class Cell:
-    """One operation on one size and type."""
+    """An operation at one size and type."""
 
     def __init__(
         self, operation: Operation, dtype: DType, size_bytes: int, place: Place
@@ -87,11 +87,11 @@ class Cell:
         expected = operation.result(place, self.count)
         self._expected = None if expected is None else dtype.array(expected)
         shape = self._input if self._expected is None else self._expected
-        # Other ranks than the root of a reduce have an output too, which is not used.
+        # In a reduce, ranks other than the root have an output, too, which is not used.
         self._output = _align(shape)
 
     def algorithm_of(self, choice: str) -> str | None:
-        """Returns the core's algorithm for `choice`, or None if it has none here."""
+        """Returns the core's algorithm for `choice`; None if this case has none."""
         decides = self._operation.deciding_bytes(self.size_bytes, self._place.size)
         kind, dtype = self._operation.kind, self._dtype.number
         return native.algorithm(kind, dtype, decides, choice)
@@ -132,9 +132,9 @@ class Cell:
     def measure(
         self, names: Sequence[str], agreement: Agreement, *, cap_s: float
     ) -> list[Result]:
-        """Times all algorithms that support the case, each for about `cap_s` seconds.
+        """Times all algorithms that support this case, each for about `cap_s` seconds.
 
-        Each result is checked before the first and after the last repetition.
+        Results are checked before the first and after the last repetition.
         """
         found = [c for c in (self._candidate(name) for name in names) if c is not None]
         for candidate in found:

@@ -1,4 +1,4 @@
-"""Benchmarked operations and types, with inputs whose results are known exactly."""
+"""Operations and types to measure, with inputs whose exact results are known."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PERIOD = 61
 
 @dataclass(frozen=True)
 class DType:
-    """A type of elements.
+    """An element type.
 
     Attributes:
-        name: as on the command line.
-        number: TensorFlow's.
-        carrier: the type of NumPy whose bits it has.
+        name: name on the command line.
+        number: TensorFlow's number for the dtype.
+        carrier: NumPy dtype that stores its bits.
     """
 
     name: str
@@ -33,11 +33,11 @@ class DType:
 
     @property
     def half(self) -> bool:
-        """Whether its partial results are wider than itself."""
+        """Whether partial results are computed in a wider type."""
         return self.name in ("float16", "bfloat16")
 
     def array(self, numbers: np.ndarray) -> np.ndarray:
-        """Small integers as elements of this type; all of them are exact."""
+        """Converts small integers exactly to elements of this type."""
         if self.name == "bfloat16":  # the upper half of a float32
             bits = numbers.astype(np.float32).view(np.uint32) >> 16
             return bits.astype(np.uint16)
@@ -59,7 +59,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Rank and number of ranks."""
+    """Rank of this process, and number of ranks."""
 
     rank: int
     size: int
@@ -72,8 +72,8 @@ def _tile(numbers: np.ndarray, count: int) -> np.ndarray:
 def pattern(place: Place, rank: int) -> np.ndarray:
     """Returns one period of the small integers that a rank contributes.
 
-    Their sums over all ranks are exact in every type: at most 256, which bfloat16
-    holds, on up to 256 ranks.
+    With up to 256 ranks, their sums over all ranks are at most 256, which all types,
+    including bfloat16, represent exactly.
     """
     limit = max(2, 256 // place.size)
     return (np.arange(_PERIOD) * 7 + rank * 5) % limit
@@ -118,20 +118,21 @@ def _on_root(
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective; the root, where there is one, is rank 0.
+    """A collective; for operations with a root, the root is rank 0.
 
-    `count` is always the elements that nccl-tests calls so: of the result of an
-    allgather or gather, of the input of a reduce_scatter, scatter or alltoall.
+    `count` is defined as in nccl-tests. It is the number of elements in the result of
+    an allgather or gather, and in the input of a reduce_scatter, scatter or alltoall.
 
     Attributes:
-        name: as on the command line.
-        kind: of c_api.h.
-        result: (place, count) → the numbers that this rank gets, None: nothing.
-        bus: size → busbw / algbw, as nccl-tests has it.
-        rows: whether its output is allocated when the ranks have agreed.
-        splits: whether `count` must be a multiple of the ranks.
-        gives_part: whether a rank's input is 1 / size of `count`.
-        rooted: whether a rank can be ready before the last one has called.
+        name: name on the command line.
+        kind: the operation's number in c_api.h.
+        result: function of place and count; returns the numbers that this rank gets,
+            or None if it gets nothing.
+        bus: function of the number of ranks; returns busbw / algbw, as in nccl-tests.
+        rows: whether the output is allocated after the ranks have agreed.
+        splits: whether `count` must be a multiple of the number of ranks.
+        gives_part: whether a rank's input has `count` / size elements.
+        rooted: whether a rank can finish before all ranks have called.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Operation:
     rooted: bool = False
 
     def round_count(self, count: int, size: int) -> int:
-        """Rounds a count down to a supported one, at least one element a rank."""
+        """Rounds a count down to a valid count, at least one element per rank."""
         return max(size, count - count % size) if self.splits else max(1, count)
 
     def inputs(self, place: Place, count: int) -> np.ndarray:
@@ -153,11 +154,11 @@ class Operation:
         return _tile(pattern(place, place.rank), own)
 
     def deciding_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Returns the size by which the core chooses (scheduler/plan.h)."""
+        """Returns the size by which the core chooses algorithms (scheduler/plan.h)."""
         return size_bytes * ranks if self.kind == native.ALLTOALL else size_bytes
 
     def algorithms(self) -> list[str]:
-        """Returns the names of the core's algorithms for it."""
+        """Returns the names of the core's algorithms for this operation."""
         names = [name.partition("/") for name in native.build_info()["algorithms"]]
         return [name for kind, _, name in names if kind == self.name]
 

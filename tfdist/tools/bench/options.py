@@ -1,4 +1,4 @@
-"""The options of `tfdist bench`, and their checks."""
+"""Command-line options of `tfdist bench`, and their checks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _MAX_BYTES = 16 << 30
 _FILES = ("json", "picture", "tune")
 _DESCRIPTION = """\
 Times collectives on the ranks of a job, using only the core, and prints the columns of
-nccl-tests: algbw is size / time; busbw is the rate that each link carries at least (for
-allreduce, algbw 2(n-1)/n); limit is the share of the rate that the machine can reach,
-measured in the same run (memory inside a host, network between hosts). All results are
-checked exactly. The time is the median of the repetitions on the slowest rank."""
+nccl-tests. algbw is size / time. busbw is the rate that each link must carry (for
+allreduce, algbw 2(n-1)/n). limit is busbw in percent of the rate that the machine can
+reach, measured in the same run (memory inside a host, network between hosts). All
+results are checked exactly. time is the median over the repetitions of the time of the
+slowest rank."""
 _EPILOG = """\
 examples:
   tfdist bench -np 2
@@ -42,7 +43,7 @@ def _size(text: str) -> int:
 
 
 def sizes(text: str) -> list[int]:
-    """Bytes: "1K:64M" (each twice the last), "1K:64M:4" (four times), "1K,24K,1M"."""
+    """Parses sizes: "1K:64M" (factor 2), "1K:64M:4" (factor 4) or "1K,24K,1M"."""
     if ":" not in text:
         return sorted({_size(part) for part in text.split(",")})
     parts = text.split(":")
@@ -100,9 +101,9 @@ def _positive(text: str) -> float:
 
 
 def unwritable(options: argparse.Namespace) -> str:
-    """Returns the error in the files to write, or "" if there is none.
+    """Returns an error for output files that cannot be written; "" if there is none.
 
-    Checked before anything is measured, by the rank that writes the files or by the
+    The check runs before the measurement, on the rank that writes the files or in the
     process that starts it.
     """
     given = {f"--{name}": getattr(options, name) for name in _FILES}
@@ -111,27 +112,27 @@ def unwritable(options: argparse.Namespace) -> str:
         try:
             wrong = _wrong_with(path)
         except OSError as error:
-            wrong = f"{error.strerror}; name a file where you may write"
+            wrong = f"{error.strerror}; use a path that you may write to"
         if wrong:
             return f"{name}: expected a file that can be written, got {path}: {wrong}"
     for one, other in itertools.combinations(files, 2):
         if files[one].resolve() == files[other].resolve():
-            return f"{other}: expected a file of its own, got that of {one}"
+            return f"{other}: expected a separate file, got the file of {one}"
     return ""
 
 
 def _wrong_with(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
+        return f"the folder {path.parent} does not exist"
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "no file"
-        return f"this is {what}; name a file"
+        return f"this is {what}; use the path of a file"
     output.check_writable(path)
     return ""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the options of `tfdist bench`."""
+    """Returns the parser for the options of `tfdist bench`."""
     arguments = argparse.ArgumentParser(
         prog="tfdist bench",
         description=_DESCRIPTION,
@@ -144,8 +145,8 @@ def parser() -> argparse.ArgumentParser:
         dest="size",
         type=_ranks,
         metavar="N",
-        help="start N ranks on this host; otherwise this is one rank of a job, started "
-        "by tfdistrun or mpirun",
+        help="start N ranks on this host; without it, this process is one rank of a "
+        "job that was started by tfdistrun or mpirun",
     )
     arguments.add_argument(
         "--sizes",
@@ -209,10 +210,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Returns the options, checked against each other.
+    """Returns the options after checking that they are consistent.
 
     Raises:
-        SystemExit: with 2; the reason is on standard error.
+        SystemExit: an option is invalid. The exit code is 2, and the reason is printed
+            to standard error.
     """
     arguments = parser()
     options = arguments.parse_args(words)
@@ -221,7 +223,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     names = options.algorithms.split(",")
     if len(names) > 1 and {AUTO, ALL} & set(names):
         arguments.error(
-            f"--algorithms: expected {AUTO} alone, {ALL} alone, or names; got "
+            f"--algorithms: expected {AUTO}, {ALL} or a list of names; got "
             f"{options.algorithms}"
         )
     if options.picture and not picture.is_possible():
@@ -242,6 +244,6 @@ def parse(words: list[str]) -> argparse.Namespace:
             )
         if options.algorithms == AUTO:
             arguments.error(
-                "--tune: expected --algorithms all, or some names; got auto"
+                "--tune: expected --algorithms all or a list of names; got auto"
             )
     return options

@@ -1,4 +1,4 @@
-"""Atomic writing of the files of `tfdist bench`."""
+"""Atomic writes of the output files of `tfdist bench`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def _part(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Writes a file as `atomic_write` would, and removes it.
+    """Checks that `atomic_write` can write a file, by writing and removing one.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     part = _part(path)
     with part.open("ab"):
         pass
-    part.unlink(missing_ok=True)  # another rank may be quicker
+    part.unlink(missing_ok=True)  # a different rank may already have removed it
 
 
 @contextlib.contextmanager

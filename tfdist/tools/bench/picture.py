@@ -1,4 +1,4 @@
-"""Plots the times of all algorithms over the size, and the crossovers."""
+"""Plots the times of all algorithms against size, with crossovers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = "it needs matplotlib, which is not installed: pip install matplotlib"
 
 
 def is_possible() -> bool:
-    """Whether matplotlib is installed."""
+    """Returns whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -41,8 +41,8 @@ def draw(
     Args:
         path: path of the picture; its suffix is one of `kinds`.
         title: title of the picture.
-        series: (operation, type) → the measured times.
-        choices: likewise the chosen algorithms, for the crossovers; may be empty.
+        series: the measured times for each pair of operation and type.
+        choices: the chosen algorithms for each pair, for the crossovers; may be empty.
     """
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def _draw_one(panel: Any, title: str, times: Times, choice: Choice | None) -> No
     for limit, name in choice.sizes if choice else ():
         if limit is not None:
             axes.axvline(limit, color="grey", linestyle=":")
-            across = axes.get_xaxis_transform()  # x in bytes, y in parts of the panel
+            across = axes.get_xaxis_transform()  # x in bytes, y as fraction of panel
             axes.text(limit, 0.02, name, rotation=90, fontsize=7, transform=across)
     axes.set(title=title, xscale="log", yscale="log")
     axes.set(xlabel="bytes", ylabel="microseconds")

@@ -1,4 +1,4 @@
-"""Prints results as the table of nccl-tests, or as JSON."""
+"""Formats results as a table like that of nccl-tests, or as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADER = (
 
 
 def bus_bandwidth(result: Result, ranks: int) -> float:
-    """Returns the bus bandwidth of nccl-tests: the least rate of each link, in bytes/s.
+    """Returns the bus bandwidth as defined by nccl-tests, in bytes per second.
 
     References:
         NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bus Bandwidth".
@@ -37,13 +37,13 @@ def bus_bandwidth(result: Result, ranks: int) -> float:
 
 
 def percent(result: Result, limits: Limits) -> float:
-    """Returns the bus bandwidth in percent of the machine's limit."""
+    """Returns the bus bandwidth as a percentage of the machine's limit."""
     bus = bus_bandwidth(result, sum(limits.hosts))
     return 100.0 * bus / limits.bus(result.operation)
 
 
 def line(result: Result, limits: Limits) -> str:
-    """Returns a line of the table; "auto:" precedes the choice of auto."""
+    """Returns a line of the table; "auto:" precedes an algorithm chosen by auto."""
     name = f"auto:{result.algorithm}" if result.auto else result.algorithm
     bus = bus_bandwidth(result, sum(limits.hosts))
     return (
@@ -54,7 +54,7 @@ def line(result: Result, limits: Limits) -> str:
 
 
 def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
-    """Describes the system on which the figures were measured, as lines of text."""
+    """Returns lines of text that describe the measured system."""
     counters = native.counters()
     hosts = ", ".join(map(str, limits.hosts))
     lines = [
@@ -74,7 +74,7 @@ def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine, the versions and the time, for files."""
+    """Returns a description of the machine, the versions and the time, for files."""
     return {
         "host": platform.node(),
         "processor": platform.machine(),
@@ -87,7 +87,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
-    """Returns all results of a run. Rates in bytes a second, times in seconds."""
+    """Returns all results of a run, with rates in bytes per second and times in s."""
     rows = [
         {
             "operation": result.operation,

@@ -13,11 +13,11 @@ from tfdist.tools.bench.measure import AUTO, Cell, Result
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Operation, Place
 from tfdist.tools.bench.options import ALL
 
-_DRIFT = 0.2  # of the memory's rates between begin and end
+_DRIFT = 0.2  # relative change of memory rates during the run that logs a warning
 
 
 def algorithms_of(operation: Operation, names: str) -> list[str]:
-    """Returns the algorithms to measure: `names` is auto, all, or a list."""
+    """Returns the algorithms to measure; `names` is auto, all, or a list of names."""
     if names == ALL:
         return operation.algorithms()
     known = [AUTO, *operation.algorithms()]
@@ -25,7 +25,7 @@ def algorithms_of(operation: Operation, names: str) -> list[str]:
 
 
 def unknown(operations: Sequence[str], names: str) -> str:
-    """Returns the error in the list of algorithms, or "" if there is none."""
+    """Returns an error for an unknown algorithm in the list; "" if there is none."""
     known = {AUTO, ALL}
     for name in operations:
         known.update(OPERATIONS[name].algorithms())
@@ -53,10 +53,10 @@ class Sweep:
             print(*lines, sep="\n", flush=True)
 
     def run(self) -> int:
-        """Measures; returns 1 when a result was wrong, or there is none.
+        """Runs the measurements; returns 1 if a result is wrong or there is no result.
 
         Raises:
-            CoreError: the ranks failed.
+            CoreError: a rank failed.
         """
         options = self._options
         self._agreement = Agreement(self._place)
@@ -69,9 +69,9 @@ class Sweep:
                 self._measure(OPERATIONS[operation], dtype)
         if not self._results:
             self._say(
-                f"# nothing was measured and nothing is written: --algorithms "
-                f"{options.algorithms} has none for these ranks; take all, or others "
-                "of docs/algorithms.md"
+                f"# nothing was measured or written: --algorithms "
+                f"{options.algorithms} contains no algorithm for these ranks; use "
+                "all, or different algorithms from docs/algorithms.md"
             )
             return 1
         self._check_drift()
@@ -87,7 +87,7 @@ class Sweep:
             cell = Cell(operation, DTYPES[dtype], size_bytes, self._place)
             choices = self._auto_choices[operation.name, dtype]
             if cell.size_bytes in choices:
-                continue  # two sizes that are one after rounding
+                continue  # two sizes are equal after rounding
             choices[cell.size_bytes] = cell.algorithm_of("") or ""
             for result in cell.measure(
                 names, self._agreement, cap_s=self._options.cap_s
@@ -103,15 +103,15 @@ class Sweep:
         ):
             if abs(after / before - 1.0) > _DRIFT:
                 self._say(
-                    f"# warning: the memory's rate of {name} was {before / 1e9:.2f} "
-                    f"GB/s before and {after / 1e9:.2f} GB/s after; something else "
-                    "uses this machine too"
+                    f"# warning: the memory rate of {name} was {before / 1e9:.2f} GB/s "
+                    f"before and {after / 1e9:.2f} GB/s after the measurement; other "
+                    "programs use this machine"
                 )
 
     # ---- on rank 0 ----
 
     def _times(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-        """(operation, type) → algorithm → bytes → seconds."""
+        """Returns (operation, type) → algorithm → bytes → seconds."""
         found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
         for result in self._results:
             series = found.setdefault((result.operation, result.dtype), {})
@@ -148,10 +148,10 @@ class Sweep:
             if name in times
         ]
         if not ratios:
-            return "#   auto now: takes what was not measured"
+            return "#   auto now: uses algorithms that were not measured"
         ratio, size = max(ratios)
         return (
-            f"#   auto now: worst {ratio:.2f} of the best, at {size} B, where it takes "
+            f"#   auto now: worst {ratio:.2f} of the best, at {size} B, where it uses "
             f"{self._auto_choices[key][size]}"
         )
 

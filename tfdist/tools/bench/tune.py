@@ -1,11 +1,11 @@
-"""Computes a tuning file from measured times. Pure functions.
+"""Pure functions that compute a tuning file from measured times.
 
-The time of an algorithm is taken for alpha + n beta, the form of every cost model in R.
-Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
-in MPICH*, Int. J. High Perform. Comput. Appl. 19 (2005); alpha and beta are fitted to
-the times of each algorithm, whatever number of steps they stand for. Which algorithm
-serves which size comes from the measured times themselves; the fitted lines give the
-crossover between two measured sizes.
+The time of an algorithm for n bytes is modeled as alpha + n beta, as in the cost models
+of R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication
+Operations in MPICH*, Int. J. High Perform. Comput. Appl. 19 (2005). alpha and beta are
+fitted to the measured times of each algorithm. The algorithm for each measured size is
+chosen by the measured times; the fitted lines determine the crossover between two
+measured sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from tfdist.core import tuning
 
-# A change of algorithm must gain at least this much, in all. So no size is served worse
-# than by a factor of 1.1 twice (there and back), which is less than GOOD.
+# A change of algorithm must gain at least this factor in total. The chosen algorithm is
+# therefore slower than the best by at most this factor twice (a change to the best
+# algorithm and back), 1.1 * 1.1, which is less than GOOD.
 _SWITCH = math.log(1.1)
 GOOD = 1.25
 
@@ -27,7 +28,7 @@ Times = Mapping[str, Mapping[int, float]]  # algorithm → bytes → seconds
 
 @dataclass(frozen=True)
 class Line:
-    """alpha in seconds, beta in seconds a byte."""
+    """Time model with alpha in seconds and beta in seconds per byte."""
 
     alpha: float
     beta: float
@@ -39,12 +40,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Choice:
-    """Algorithms chosen by size, and how good the choice is.
+    """Algorithms chosen by size, and a comparison with the best algorithms.
 
     Attributes:
-        sizes: (largest size in bytes, algorithm); the last one without a limit (None).
-        ratios: measured size → time of the chosen algorithm / the best time.
-        lines: the fit of each algorithm.
+        sizes: pairs of largest size in bytes and algorithm; the last size is None,
+            which means no limit.
+        ratios: for each measured size, the time of the chosen algorithm divided by the
+            best time.
+        lines: the fitted line of each algorithm.
     """
 
     sizes: tuple[tuple[int | None, str], ...]
@@ -56,22 +59,23 @@ class Choice:
         for limit, name in self.sizes:
             if limit is None or size_bytes <= limit:
                 return name
-        raise AssertionError("the last one has no end")
+        raise AssertionError("the last entry has no size limit")
 
     @property
     def worst(self) -> tuple[float, int]:
-        """The largest ratio, and at which size."""
+        """Returns the largest ratio and its size."""
         return max((ratio, size) for size, ratio in self.ratios.items())
 
 
 def fit(times: Mapping[int, float]) -> Line:
-    """Returns the line of least sum of |relative errors|, which outliers do not move.
+    """Returns the line with the least sum of absolute relative errors.
 
-    Such a line passes through two of the points; with up to a few dozen of them all
-    pairs are tried. Neither alpha nor beta is negative.
+    This criterion is robust to outliers. The best line passes through two of the
+    points, so all pairs are tried; there are at most a few dozen points. alpha and beta
+    are at least 0.
 
     Args:
-        times: bytes → seconds, one or more.
+        times: seconds by size in bytes, with at least one entry.
     """
     points = sorted(times.items())
     lines = [Line(seconds, 0.0) for _, seconds in points]
@@ -87,7 +91,7 @@ def fit(times: Mapping[int, float]) -> Line:
 
 
 def _best_path(times: Times, sizes: Sequence[int]) -> list[str]:
-    """Returns the algorithm of each size, with the least cost of times and changes."""
+    """Returns the algorithms for all sizes with the least cost of times and changes."""
     names = sorted(times)
     cost = dict.fromkeys(names, 0.0)
     came_from: list[dict[str, str]] = []
@@ -123,7 +127,7 @@ def choose(times: Times) -> Choice:
     """Chooses an algorithm for each range of sizes.
 
     Args:
-        times: of all algorithms at the same sizes, one or more.
+        times: times of all algorithms at the same sizes; at least one size.
     """
     sizes = sorted(next(iter(times.values())))
     lines = {name: fit(measured) for name, measured in times.items()}
@@ -178,7 +182,7 @@ def _size_text(size_bytes: int | None) -> str:
 
 
 def explain(operation: str, dtype: str, choice: Choice) -> list[str]:
-    """Describes the fitted times and the chosen algorithms, as lines of text."""
+    """Returns lines of text that describe fitted times and chosen algorithms."""
     lines = [f"# {operation} {dtype}:"]
     for name, line in sorted(choice.lines.items()):
         rate = f"{1e-9 / line.beta:.3f} GB/s" if line.beta > 0 else "-"
