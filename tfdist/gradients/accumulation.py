@@ -31,11 +31,11 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
 
     Args:
         optimizer: the built Keras optimizer that accumulates.
-        weight: number of samples: a number or a scalar tensor; or None.
+        weight: number of samples, as a number or a scalar tensor; or None.
 
     Returns:
-        The factor for the gradients of the micro-batch: a float64 scalar, NaN if the
-        weight is negative or not finite; None without a weight.
+        The factor for the gradients of the micro-batch, a float64 scalar; NaN if the
+        weight is negative or not finite, and None without a weight.
 
     Raises:
         ValueError: `weight` is not a scalar, or is None although earlier micro-batches
@@ -47,8 +47,8 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
         if _TOTAL in attributes:
             raise ValueError(
                 f"apply() of optimizer {optimizer.name!r} was called without a "
-                "weight, but with one before. With gradient_accumulation_steps give "
-                "every batch its weight, or none."
+                "weight after a call with a weight. With gradient_accumulation_steps, "
+                "pass a weight for every batch or for none."
             )
         return None
     if _TOTAL not in attributes:
@@ -111,7 +111,7 @@ def _drop(optimizer: Any) -> None:
             if accumulator is not None:
                 accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
         _logger.warning(
-            "Optimizer %s has accumulated %d batches whose weights are not known: they "
+            "Optimizer %s has accumulated %d batches whose weights are unknown. They "
             "are left out of its next update.",
             optimizer.name,
             waiting,

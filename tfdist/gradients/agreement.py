@@ -7,9 +7,9 @@ A gradient that is `None` on all ranks is not reduced and stays `None`. In a gra
 is fixed at tracing time. In eager mode each call may have different gradients on each
 rank, so there are two cases:
 
-- All ranks had all gradients in the first call: a later `None` counts as zeros.
-- Some rank lacked a gradient: every call starts with a small message by which the ranks
-  exchange which gradients they have. Each combination is a group of its own.
+- If all ranks had all gradients in the first call, a later `None` is treated as zeros.
+- If any rank lacked a gradient, every call starts with a small message in which the
+  ranks exchange which gradients they have. Each combination forms a separate group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfdist.core import native, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients.ready_order import bits_of, order_from
 
-# How a group is reduced, as its options say: inside XLA, or one operation per bucket.
+# Place of a group's reduction in its options: inside XLA, or one operation per bucket.
 BY_XLA = "by=xla"
 BY_OPERATIONS = "by=operations"
 _PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # traced function, in the options
@@ -54,8 +54,9 @@ def agree_on_gradients(
         gradient.
 
     Raises:
-        tfdist.MismatchError: on all ranks: the lists or the options differ, or only
-            some ranks retraced for gradients that were `None` on all ranks before.
+        tfdist.MismatchError: the lists or the options differ, or only some ranks
+            retraced for gradients that were `None` on all ranks before. All ranks
+            raise it.
     """
     if tf.executing_eagerly():
         return _agree_on_call(lines, options, list(present), process_set)
@@ -71,8 +72,8 @@ def agree_on_order(
     same buckets. The order of a group never changes once it is agreed on.
 
     Args:
-        order: this rank's proposal: each index of the gradients once.
-        list_id: from `agree_on_gradients`, of the same trace on all ranks.
+        order: this rank's proposal, which contains each gradient index once.
+        list_id: id from `agree_on_gradients`, from the same trace on all ranks.
         process_set: the ranks that reduce; default all.
 
     Returns:
@@ -117,10 +118,10 @@ def _agree_on_trace(
     present: list[bool],
     process_set: ProcessSet | None,
 ) -> tuple[str, list[bool]]:
-    """Registers a trace; with a gradient that no rank had before, as a new group.
+    """Registers a trace; a gradient that no rank had before creates a new group.
 
-    If only some ranks retrace, their new group meets the buckets of the other ranks;
-    all ranks then raise an error that shows both lists.
+    If only some ranks retrace, their new group does not match the buckets of the other
+    ranks. All ranks then raise an error that shows both lists.
     """
     options = f"{options} {_call_number(options, lines, process_set)}"
     for number in itertools.count():
@@ -168,24 +169,25 @@ def _hint(late: bool, error: native.CoreError) -> str:
     """Returns advice on how to fix lists of gradients that differ."""
     if BY_XLA in error.message and BY_OPERATIONS in error.message:
         return (
-            "Only the ranks with by=xla reduce inside of what XLA compiles: run "
-            "make xla on all hosts, or give DistributedOptimizer xla='off' on all "
-            "ranks. Or their steps differ in what can run there."
+            "Only the ranks with by=xla reduce inside the function that XLA compiles. "
+            "Run make xla on all hosts, or pass xla='off' to DistributedOptimizer on "
+            "all ranks. The ranks' steps may also differ in operations that XLA "
+            "cannot compile."
         )
     if late:
         return (
             "This rank has traced a function with a gradient that was None on all "
-            "ranks before; all ranks have to trace it at the same step. Or ask for "
-            "zeros from the first step on: tape.gradient(..., "
+            "ranks before; all ranks have to trace it at the same step. Or use zeros "
+            "from the first step on with tape.gradient(..., "
             "unconnected_gradients=tf.UnconnectedGradients.ZERO)."
         )
     places = set(_PLACE.findall(error.message))
     if len(places) > 1:
         return (
             f"The ranks have traced them in {' and in '.join(sorted(places))}: call"
-            " the same functions in the same order on all ranks. A function that "
-            "one rank calls or traces by itself first (get_concrete_function), all "
-            "have to."
+            " the same functions in the same order on all ranks. If one rank first "
+            "calls or traces a function separately (get_concrete_function), all "
+            "ranks have to do so."
         )
     return renamed_layers(error)
 

@@ -15,7 +15,7 @@ from tfdist.gradients.bucket_plan import BucketPlan
 
 
 def gated() -> bool:
-    """Whether all buckets of a step complete together (`TFDIST_ATOMIC_STEPS=1`)."""
+    """Returns whether all buckets of a step complete together (atomic steps)."""
     return bool(runtime.setting("TFDIST_ATOMIC_STEPS"))
 
 
@@ -27,11 +27,11 @@ def reduce_buckets(
     Args:
         plan: the plan of the list.
         tensors: for each variable of the list, the encoded gradient or `None`.
-        in_xla: result of `xla.reduced_by_xla()`: whether to emit one operation for all
-            buckets.
+        in_xla: whether to emit one operation for all buckets; the result of
+            `xla.reduced_by_xla()`.
 
     Returns:
-        The reduced tensors, `None` where `tensors` has `None`.
+        The reduced tensors; `None` for each `None` in `tensors`.
     """
     places = plan.places()
     if in_xla and places:

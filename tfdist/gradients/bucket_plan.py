@@ -33,7 +33,7 @@ class BucketPlan:
     """The operations that reduce a list of gradients.
 
     Attributes:
-        group_id: id of the list on which the ranks have agreed (`agreement`).
+        group_id: id of the list, on which the ranks have agreed (`agreement`).
         name: name of the operations; each bucket appends its number.
         op: how the gradients are combined.
         process_set: id of the ranks that take part.
@@ -65,10 +65,10 @@ def plan_buckets(
     Args:
         tensors: for each variable, the encoded gradient or None.
         local_grads: the gradients that this rank's graph computes; None for a missing
-            one.
+            gradient.
         variables: the variables of the list.
         group_id: id of the list.
-        options: operation, name, process set, and buckets that the user chose.
+        options: operation, name, process set, and the user's manual buckets.
         in_xla: whether one XLA operation reduces all buckets; their order then has no
             effect.
     """
@@ -131,8 +131,8 @@ def _cut_traced(
 ) -> list[list[int]]:
     """Cuts buckets in the order of the list or of the lowest rank's traced graph.
 
-    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank logs the gain of `traced`, if it
-    is large.
+    With `TFDIST_BUCKET_ORDER=reverse`, the lowest rank logs the gain that `traced`
+    would have, if the gain is large.
     """
     listed = cut(None)
     is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"
@@ -151,15 +151,15 @@ def _cut_traced(
     return listed
 
 
-@functools.lru_cache(maxsize=4096)  # once, also when a function is retraced
+@functools.lru_cache(maxsize=4096)  # logs once, even if a function is retraced
 def _report(found: ready_order.Comparison, group: str, early: str, late: str) -> None:
     _logger.log(
         logging.WARNING if found.matters else logging.DEBUG,
-        "%s: of %.1f MiB of gradients %.1f are left to be reduced when the last one is "
-        "made; %.1f if buckets followed the order in which the traced function makes "
-        "them, not that of the list (in a backward pass as long as the reduction). "
-        "Most is held back in bucket %d, where %s waits for %s. "
-        "TFDIST_BUCKET_ORDER=traced takes that order, with the same results "
+        "%s: of %.1f MiB of gradients, %.1f MiB are not yet reduced when the last "
+        "gradient is ready. If buckets followed the order in which the traced function "
+        "computes the gradients, this would be %.1f MiB (for a backward pass as long "
+        "as the reduction). Bucket %d delays most bytes, because %s waits for %s. Set "
+        "TFDIST_BUCKET_ORDER=traced to use this order, with the same results "
         "(docs/gradients.md).",
         group,
         found.total_bytes / _MIB,

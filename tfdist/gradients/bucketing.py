@@ -1,10 +1,10 @@
 """Pure functions that cut a list of gradients into buckets.
 
-Backpropagation computes the gradients of the last layers first. Buckets are therefore
-filled in reverse order of the gradient list, so that the first ones are reduced while
-the others are still being computed; or, on request, in the order in which the gradients
-become ready (`ready_order`). The first bucket is small, so that communication starts
-early.
+Backpropagation computes the gradients of the last layers first. By default, buckets are
+therefore filled in reverse order of the gradient list, so that the first gradients are
+reduced while the others are still being computed. Alternatively, buckets are filled in
+the order in which the gradients become ready (`ready_order`). The first bucket is
+small, so that communication starts early.
 
 References:
     Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 
 @dataclasses.dataclass
 class _Bucket:
-    """An open bucket: indices into the gradient list, and the bytes it holds."""
+    """An open bucket with indices into the gradient list and their total bytes."""
 
     limit_bytes: int
     indices: list[int] = dataclasses.field(default_factory=list)
@@ -47,12 +47,12 @@ def cut_buckets(
         bucket_bytes: bytes at which every later bucket closes.
         fusion_bytes: bytes that no bucket exceeds, except one with a single larger
             gradient; 0 gives every gradient a bucket of its own.
-        order: every index once, as the gradients are expected to become ready;
-            default: descending.
+        order: all indices in the order in which the gradients are expected to become
+            ready; default: descending.
 
     Returns:
-        Buckets in the order in which they are expected to become ready; each a list
-        of indices into the gradient list, in `order`. Every index occurs once.
+        Buckets in the order in which they are expected to become ready. Each bucket is
+        a list of indices into the gradient list, in `order`. Every index occurs once.
 
     Raises:
         ValueError: the lists differ in length, or a number of bytes is negative.
@@ -88,10 +88,11 @@ def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
-        count: number of groups, >= 1; fewer if there are fewer gradients.
+        count: maximum number of groups, >= 1; there are fewer groups if there are
+            fewer gradients.
 
     Returns:
-        The groups, last gradients first; each a list of indices, descending.
+        The groups, last gradients first. Each group is a descending list of indices.
 
     Example:
         >>> split_evenly([4, 4, 4, 12], 2)
@@ -122,21 +123,21 @@ def cut_groups(
     fusion_bytes: int,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """As `cut_buckets`, with some buckets given by the caller.
+    """Assigns every gradient to one bucket, with some buckets given by the caller.
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
         dtypes: dtype of each gradient, same length.
         groups: disjoint lists of indices; each becomes one bucket per dtype, of any
             size. The other gradients are cut by `cut_buckets`.
-        first_bytes: as in `cut_buckets`, for gradients in no group.
-        bucket_bytes: likewise.
-        fusion_bytes: likewise.
-        order: as in `cut_buckets`.
+        first_bytes: see `cut_buckets`; for gradients in no group.
+        bucket_bytes: see `cut_buckets`; for gradients in no group.
+        fusion_bytes: see `cut_buckets`; for gradients in no group.
+        order: see `cut_buckets`.
 
     Returns:
-        As `cut_buckets`. A bucket is ready when its last index in `order` is ready; by
-        default that is its lowest index.
+        Buckets as from `cut_buckets`. A bucket is ready when its last index in `order`
+        is ready, which by default is its lowest index.
 
     Example:
         >>> cut_groups([4, 4, 8], ["f", "f", "f"], [[0, 2]], first_bytes=8,

@@ -35,7 +35,7 @@ class Exact:
     """Sends gradients as they are."""
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """`gradient` itself."""
+        """Returns `gradient` unchanged."""
         return gradient
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -69,7 +69,7 @@ class Cast:
     wire_type: tf.DType
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """`gradient` in the wire type; unchanged unless it is float32 or float64."""
+        """Returns a float32 or float64 gradient in the wire type, others unchanged."""
         if gradient.dtype not in _WIDE:
             return gradient
         return tf.cast(gradient, self.wire_type)

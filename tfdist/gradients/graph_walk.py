@@ -1,4 +1,4 @@
-"""Inputs of symbolic tensors, traced across the functions that graphs call."""
+"""Finds the inputs of symbolic tensors, including those in called functions."""
 
 from __future__ import annotations
 

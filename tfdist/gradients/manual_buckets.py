@@ -1,4 +1,4 @@
-"""Buckets that the user chooses: by number, or by lists of variables."""
+"""Buckets that the user chooses by number or by lists of variables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ManualBuckets:
     are ignored. Variables in no list are put into buckets by bytes.
 
     Args:
-        groups: number of buckets, >= 1; or a list of lists of variables and layers (or
-            models), which stand for all their variables.
+        groups: number of buckets, >= 1; or a list of lists of variables and layers. A
+            layer or model represents all its variables.
 
     Raises:
         TypeError: an entry of a list is neither a variable nor a layer.
@@ -55,11 +55,11 @@ class ManualBuckets:
     def places(
         self, variables: Sequence[Any], sizes_bytes: Sequence[int | None]
     ) -> list[list[int]]:
-        """The buckets as descending indices into `variables`, in the order of `groups`.
+        """Returns buckets, in the order of `groups`, as descending variable indices.
 
         Args:
             variables: all trained variables.
-            sizes_bytes: bytes of their gradients; None for those that are in no bucket.
+            sizes_bytes: bytes of their gradients; None for gradients in no bucket.
         """
         if self._count:
             listed = [i for i, size in enumerate(sizes_bytes) if size is not None]
@@ -82,7 +82,7 @@ class ManualBuckets:
         return ",".join(str(numbers.get(identity(v), "")) for v in variables)
 
     def _numbers(self) -> dict[int, int]:
-        """Maps the identity of each variable to its bucket; layers may get new ones."""
+        """Returns the bucket of each variable by identity; layers may add variables."""
         numbers: dict[int, int] = {}
         for number, bucket in enumerate(self._members):
             for one in bucket:

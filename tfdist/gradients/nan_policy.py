@@ -23,7 +23,7 @@ def check_nan_policy(nan_policy: str | None) -> None:
 
 
 def all_finite(grads: Sequence[Any]) -> tf.Tensor:
-    """Returns a scalar bool: whether no gradient has an infinity or a NaN.
+    """Returns a scalar bool that is True if no gradient has an infinity or a NaN.
 
     Example:
         >>> import tensorflow as tf
@@ -40,7 +40,7 @@ def true_on_all_ranks(
     """Returns the logical AND of `found` over the ranks, on every rank.
 
     Args:
-        found: scalar bool.
+        found: this rank's value, a scalar bool.
         process_set: the ranks that take part; None: all.
         name: name of the gradient list (`ReduceOptions.name`).
     """
@@ -63,17 +63,18 @@ def assert_finite(
         optimizer: name of the optimizer, for the message.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every rank, when the operation runs.
+        tf.errors.InvalidArgumentError: on all ranks, when the operation runs and
+            `is_finite` is False.
     """
 
     def fail() -> tf.Tensor:
         paths = tf.constant([path for _, path in grads])
         flags = tf.stack([_is_finite(g) for g, _ in grads])
         what = (
-            f"the gradient of a step of optimizer {optimizer} is not finite; no "
-            "variable has been changed by it. Lower the learning rate or clip the "
-            "gradient, or leave such steps out with the policy skip_step. Variables "
-            "(none: on another rank):"
+            f"the gradient of a step of optimizer {optimizer} is not finite; the step "
+            "has not changed any variable. Lower the learning rate, clip the gradient, "
+            "or skip such steps with nan_policy='skip_step'. Variables with a "
+            "non-finite gradient on this rank (may be none):"
         )
         bad = tf.boolean_mask(paths, tf.logical_not(flags))
         with tf.control_dependencies([tf.debugging.Assert(False, [what, bad], 10)]):

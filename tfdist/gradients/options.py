@@ -26,26 +26,26 @@ class ReduceOptions:
     """The options that `DistributedGradientTape` and `DistributedOptimizer` share.
 
     Args:
-        op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
+        op: operation that combines the ranks' gradients, `AVERAGE` or `SUM`.
         name: distinguishes lists of gradients that are otherwise equal.
         process_set: the ranks that take part; None: all.
         compression: a key of `codec.CODECS`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
-            only those of small tables (`sparse.TABLE_BYTES`).
+            only for small tables (`sparse.TABLE_BYTES`).
         local_variables: variables whose gradients are not reduced; None: there are
             none.
-        scale_local_gradients: whether the gradients of local variables are scaled as
-            one part of the average (`local_factor`).
+        scale_local_gradients: whether the gradients of local variables are multiplied
+            by `local_factor`.
         manual_buckets: buckets chosen by the user; None: buckets are cut by bytes.
-        gradient_predivide_factor: divisor of gradients before the reduction; they are
-            multiplied by it afterwards.
+        gradient_predivide_factor: factor by which gradients are divided before the
+            reduction and multiplied afterwards.
         xla: one of `xla.CHOICES`; "off": never reduce inside a function that XLA
-            compiles. Ranks with different choices are detected when they register.
+            compiles. If ranks have different choices, registration raises an error.
 
     Raises:
         ValueError: `op`, `compression`, `xla` or the factor is invalid, `process_set`
-            has ended, `scale_local_gradients=False` without local variables, or a
-            predivide factor for a sum.
+            has been removed, `scale_local_gradients` is False without local variables,
+            or a predivide factor is given for a sum.
         TypeError: `process_set` is not a process set.
     """
 
@@ -64,7 +64,7 @@ class ReduceOptions:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(
                 "Expected op=tfdist.ReduceOp.AVERAGE or SUM for gradients, got "
-                f"{self.op!r}: other reductions of gradients do not train a model."
+                f"{self.op!r}: other reductions are not valid for training."
             )
         object.__setattr__(self, "op", ReduceOp(self.op))
         check_compression(self.compression)
@@ -73,7 +73,7 @@ class ReduceOptions:
                 "Expected sparse_as_dense=None, True or False, got "
                 f"{self.sparse_as_dense!r}."
             )
-        if self.sparse_as_dense is not None:  # 0 is False, and not None
+        if self.sparse_as_dense is not None:  # converts 0 to False
             object.__setattr__(self, "sparse_as_dense", bool(self.sparse_as_dense))
         check_choice(self.xla)
         if self.scale_local_gradients not in (True, False):
@@ -83,17 +83,17 @@ class ReduceOptions:
             )
         if self.local_variables is None and not self.scale_local_gradients:
             raise ValueError(
-                "scale_local_gradients=False was given without local_variables, whose "
-                "gradients it is about. Name them, or leave it out."
+                "scale_local_gradients=False has no effect without local_variables. "
+                "Pass local_variables, or leave out scale_local_gradients."
             )
         check_predivide_factor(self.gradient_predivide_factor)
         if self.gradient_predivide_factor != 1 and self.op is ReduceOp.SUM:
             raise ValueError(
                 "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
-                "got SUM: what has been divided is multiplied again after the average. "
-                "Leave one of them out."
+                "got SUM. The factor only applies to averages. Leave out op or "
+                "gradient_predivide_factor."
             )
-        id_of(self.process_set)  # one that has ended is refused here
+        id_of(self.process_set)  # raises if the set has been removed
 
     def summing(self) -> ReduceOptions:
         """Returns the options for gradients whose sum over the ranks is the average."""

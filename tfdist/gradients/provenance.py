@@ -54,7 +54,7 @@ def note_tape(
 
 
 def is_from_tape(grad: Any) -> bool:
-    """Whether a gradient comes from a DistributedGradientTape.
+    """Returns whether a gradient comes from a DistributedGradientTape.
 
     In a graph it may have been clipped or scaled in between.
     """
@@ -86,16 +86,16 @@ def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) 
         "DistributedGradientTape and by DistributedOptimizer"
     )
     remove = (
-        "Remove one of the two: with tape.gradient() and optimizer.apply() in a loop "
-        "of your own keep the DistributedGradientTape, and give it the optimizer "
+        "Use only one of the two. In a custom loop with tape.gradient() and "
+        "optimizer.apply(), keep the DistributedGradientTape and use the optimizer "
         "without DistributedOptimizer"
     )
     if options.op is ReduceOp.SUM and (members, True) in found:
         raise ValueError(
-            f"{twice}, both with op=Sum, which makes them too large by the number of "
-            f"ranks. {remove}."
+            f"{twice}, both with op=Sum. The result would be too large by a factor of "
+            f"the number of ranks. {remove}."
         )
-    warn_once(f"{twice}, of which one changes nothing and costs time. {remove}.")
+    warn_once(f"{twice}. One of the reductions is redundant and costs time. {remove}.")
 
 
 @functools.lru_cache(maxsize=256)

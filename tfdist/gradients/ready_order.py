@@ -2,10 +2,10 @@
 
 tfdist starts to reduce a bucket when its last gradient is ready. Buckets cut along the
 list of gradients are therefore late if neighbours in the list become ready at very
-different times: for example, if variables were created in another order than the model
-uses them, or if one is used at both ends of the model. The traced graph gives the
-*level* of each gradient, the number of operations on the longest path to it
-(`graph_levels`). See docs/design/0008-observed-order.md.
+different times, for example if variables were created in a different order than the
+model uses them, or if a variable is used at both ends of the model. The *level* of a
+gradient, the number of operations on the longest path to it, is computed from the
+traced graph (`graph_levels`). See docs/design/0008-observed-order.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def filled(levels: Sequence[int | None]) -> list[int]:
     """Fills in unknown levels.
 
     Args:
-        levels: level of each gradient; None for a gradient that this rank lacks. It
-            gets the level of the next known one in the list, or of the last known one.
+        levels: level of each gradient; None for a gradient that this rank lacks. It is
+            replaced by the next known level in the list, or else the last known level.
 
     Example:
         >>> filled([7, None, 5, None])
@@ -36,13 +36,14 @@ def filled(levels: Sequence[int | None]) -> list[int]:
 
 
 def order_of(levels: Sequence[int]) -> list[int]:
-    """Returns the indices of a list of gradients in the order in which they get ready.
+    """Returns the indices of gradients in the order in which they become ready.
 
     Args:
         levels: level of each gradient.
 
     Returns:
-        Every index once; those of equal level descending, as in the default order.
+        All indices by increasing level. Indices of equal level are in descending order,
+        as by default.
 
     Example:
         >>> order_of([7, 3, 5, 5])
@@ -66,7 +67,7 @@ def order_from(bits: Sequence[bool], count: int) -> list[int] | None:
     """Decodes the order of `count` indices from the flags of `bits_of`.
 
     Returns:
-        The order; None if no flag is set, i.e. no rank sent an order.
+        The order; None if no flag is set, which means that no rank sent an order.
 
     Raises:
         ValueError: the flags do not encode an order.
@@ -94,10 +95,11 @@ def bytes_left(
 ) -> float:
     """Estimates the bytes that are not yet reduced when the last gradient is ready.
 
-    The model: the backward pass takes as long as the reduction of all bytes, every
-    level takes equally long, and buckets are reduced one after another as they become
-    ready: end_j = max(end_(j-1), t_j) + bytes_j. In this case the order of buckets
-    matters most: a faster network hides nearly all of any order, a slower one little.
+    The estimate assumes that the backward pass takes as long as the reduction of all
+    bytes, that all levels take equally long, and that buckets are reduced one after
+    another as they become ready, so end_j = max(end_(j-1), t_j) + bytes_j. In this case
+    the order of buckets has the largest effect. A faster network hides nearly all
+    communication in any order, and a slower network hides little.
 
     Args:
         buckets: indices into the list of gradients.
@@ -105,7 +107,8 @@ def bytes_left(
         sizes_bytes: bytes of each gradient.
 
     Returns:
-        Bytes: at least those of the bucket that is ready last, at most all.
+        Number of bytes, at least the bytes of the bucket that is ready last, at most
+        the bytes of all buckets.
 
     Example:
         >>> bytes_left([[1], [0]], [9, 5], [10, 30])
@@ -134,10 +137,11 @@ class Comparison:
         total_bytes: bytes of all gradients.
         listed_bytes: bytes not yet reduced when the last gradient is ready, with
             buckets in list order (`bytes_left`).
-        observed_bytes: the same with buckets in ready order.
+        observed_bytes: the same for buckets in ready order.
         held: number of the bucket in list order in which gradients wait most.
-        early: index of its gradient that waits most, by bytes and levels.
-        late: index of its gradient that is ready last.
+        early: index of the gradient in bucket `held` that waits most, by bytes and
+            levels.
+        late: index of the gradient in bucket `held` that is ready last.
     """
 
     total_bytes: int
@@ -149,7 +153,7 @@ class Comparison:
 
     @property
     def matters(self) -> bool:
-        """Whether ready order would hide at least 10 % of the bytes more, and 1 MiB."""
+        """Whether ready order hides at least 10 % of the bytes, and 1 MiB, more."""
         gain = self.listed_bytes - self.observed_bytes
         return gain >= max(self.total_bytes / 10, 1 << 20)
 

@@ -1,9 +1,9 @@
 """Reduction of a list of gradients, with one operation per bucket.
 
-A gradient list is a *group*. The ranks agree on it once, when it is traced (or in the
-first eager call): they compare their variables, and raise an error on all ranks if
-these differ, before anything is reduced. After that, each bucket of the group is one
-operation, which TensorFlow's executor starts when its last gradient is ready.
+A gradient list is a *group*. The ranks agree on a group once, when it is traced (or in
+the first eager call). They compare their variables before anything is reduced, and all
+ranks raise an error if the variables differ. After that, each bucket of the group is
+one operation, which TensorFlow's executor starts when its last gradient is ready.
 """
 
 from __future__ import annotations
@@ -44,27 +44,29 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
 
-    A gradient that is `None` here counts as zeros if any rank has one for that
-    variable; one that no rank has stays `None`. `tf.IndexedSlices` of a large table
-    are reduced by rows, unless a rank has a dense gradient for it; others are made
-    dense (their duplicates summed) before they are reduced.
+    A gradient that is `None` on this rank is treated as zeros if another rank has a
+    gradient for the same variable; if no rank has a gradient, the result is `None`.
+    `tf.IndexedSlices` of a large table are reduced by rows, unless a rank has a dense
+    gradient for the table. Other `tf.IndexedSlices` are converted to dense tensors,
+    with duplicate rows summed, before they are reduced.
 
     Args:
         grads: one gradient for each variable: a tensor of the variable's shape, a
             `tf.IndexedSlices`, or `None`.
         variables: Keras or TensorFlow variables, the same on every rank.
-        options: how to reduce; default: the average over all ranks, uncompressed.
+        options: options of the reduction; default: the average over all ranks,
+            uncompressed.
         weight: this rank's number of samples (`sample_weights.share_of`), given by all
             ranks or by none; the result is then the average over all samples. Default:
             all ranks have equal weight.
 
     Returns:
-        The reduced gradients, in the order of `variables`, equal on all ranks. Those
-        reduced by rows are `tf.IndexedSlices` without duplicate indices.
+        The reduced gradients, in the order of `variables`, equal on all ranks.
+        Gradients reduced by rows are `tf.IndexedSlices` without duplicate indices.
 
     Raises:
         tfdist.MismatchError: the ranks' variables or options differ.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
         InsideXlaError: XLA compiles the graph, but cannot compile this reduction
             (`xla.reduced_by_xla`).
         ValueError: the lists differ in length, or a weight is given for a sum,
@@ -128,7 +130,7 @@ def _reduce_complete(
         traced: the gradients that this rank's graph computes; None for others.
         variables: the variables of the list.
         group_id: id of the list.
-        options: how to reduce.
+        options: options of the reduction.
         in_xla: whether XLA compiles the reduction.
     """
     codec = options.codec()
@@ -154,21 +156,21 @@ def weighted_gradients(
     options: ReduceOptions,
     weight: Any,
 ) -> list[Any]:
-    """As `reduce_gradients` with a weight, but applies it before the backward pass.
+    """Reduces gradients with a weight that is applied before the backward pass.
 
-    The result is therefore also correct for layers that sum gradients over the ranks in
-    the backward pass.
+    Unlike with `reduce_gradients`, the result is therefore also correct for layers that
+    sum gradients over the ranks in the backward pass.
 
     Args:
-        gradient: computes the gradients of the loss times the given share.
+        gradient: function that returns the gradients of the loss times a given share.
         variables: Keras or TensorFlow variables, the same on every rank.
-        options: how to reduce; has to be an average.
+        options: options of the reduction, which has to be an average.
         weight: this rank's number of samples.
     """
     runtime.check_initialized()
     xla_context.check_not_xla(_WEIGHTED)
     _check_average(options)
-    # Before the ranks exchange weights, because a rank may have given none.
+    # Checked before the ranks exchange weights, because a rank may not have a weight.
     agree(
         _lines(variables, [None for _ in variables], options.local_places(variables)),
         f"{options.describe(variables)} weighted",
@@ -190,10 +192,10 @@ def fill_missing(
     *,
     is_weighted: bool = False,
 ) -> list[tf.Tensor | None]:
-    """Replaces gradients that this rank lacks, but another has, by zeros.
+    """Replaces missing gradients by zeros if another rank has the gradient.
 
-    For gradients that each rank accumulates before they are reduced. Arguments and
-    errors are those of `reduce_gradients`; `is_weighted` has to be equal on all ranks.
+    Used for gradients that each rank accumulates before they are reduced. For arguments
+    and errors, see `reduce_gradients`. `is_weighted` has to be equal on all ranks.
 
     Returns:
         Dense gradients; `None` for variables without a gradient on any rank.
@@ -215,7 +217,7 @@ def _complete(
     *,
     in_xla: bool = False,
 ) -> tuple[list[Any], str]:
-    """Returns the gradients to reduce, without gaps, and the id of their group.
+    """Returns the gradients to reduce, with zeros for missing ones, and the group id.
 
     The gradient of a local variable is `None`.
     """
@@ -233,7 +235,7 @@ def _complete(
     ]
     if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
         raise xla_context.InsideXlaError(
-            "large tables are reduced by their rows (sparse_as_dense=True does not)"
+            "large tables are reduced by rows (not with sparse_as_dense=True)"
         )
     shared = [None if i in local else g for i, g in enumerate(grads)]
     known = [
@@ -271,14 +273,14 @@ def check_weights(variables: Sequence[Any], options: ReduceOptions) -> None:
 def _check_average(options: ReduceOptions) -> None:
     if not options.scale_local_gradients:
         raise ValueError(
-            "weight cannot be used with scale_local_gradients=False: what a rank "
-            "counts for would be in some of its gradients and not in others. Leave "
-            "one of them out."
+            "weight cannot be used with scale_local_gradients=False. The weight would "
+            "apply to some gradients of a rank and not to others. Leave out weight or "
+            "scale_local_gradients."
         )
     if options.op is not ReduceOp.AVERAGE:
         raise ValueError(
-            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has no "
-            "weights. Multiply the loss of this rank by the weight instead."
+            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM, which does not "
+            "use weights. Multiply this rank's loss by the weight instead."
         )
 
 
@@ -304,8 +306,8 @@ def _check_arguments(
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotImplementedError(
                 f"Variable {path_of(variable)} is overwritten by its gradient "
-                "(float8 training), which must not be averaged: not supported in "
-                "this release. Use a float32, bfloat16 or float16 policy."
+                "(float8 training), which must not be averaged. This is not supported "
+                "in this release. Use a float32, bfloat16 or float16 policy."
             )
         if not tf.TensorShape(variable.shape).is_fully_defined():
             raise ValueError(
@@ -319,7 +321,7 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
         return None
     if isinstance(grad, tf.IndexedSlices):
         _log_dense_once(path_of(variable))
-        grad = rows_of(grad, variable)  # with the shape, which it may lack
+        grad = rows_of(grad, variable)  # adds the shape, which may be missing
     tensor = tf.convert_to_tensor(grad)
     if tensor.shape.is_fully_defined():
         return tensor
@@ -331,8 +333,8 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
 def _log_dense_once(path: str) -> None:
     _logger.info(
         "The gradient of %s is sparse (tf.IndexedSlices). It is reduced as a dense "
-        "tensor; sparse_as_dense=False reduces its rows instead, which is faster for a "
-        "large table of which a step uses few rows.",
+        "tensor. With sparse_as_dense=False it is reduced by rows, which is faster for "
+        "a large table if a step uses only a few rows.",
         path,
     )
 

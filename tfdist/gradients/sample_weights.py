@@ -1,4 +1,4 @@
-"""Weighted gradients for batches of unequal sizes: the mean over all samples."""
+"""Weights gradients of unequal batches to get the mean over all samples."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def share_of(
 ) -> tf.Tensor:
     """Returns this rank's share of the weights of all ranks: w_r / (w_0 + w_1 + ...).
 
-    With g_r the gradient of the mean over the w_r samples of rank r, the sum of
-    share_of(w_r) * g_r over the ranks is the gradient of the mean over all samples.
-    This takes one small message, which does not depend on the gradients and is complete
-    before the backward pass ends.
+    Let g_r be the gradient of the mean over the w_r samples of rank r. The sum of
+    share_of(w_r) * g_r over the ranks is then the gradient of the mean over all
+    samples. The ranks exchange one small message, which does not depend on the
+    gradients and is complete before the backward pass ends.
 
     Args:
-        weight: this rank's number of samples or sum of sample weights: a number or a
-            scalar tensor, finite and >= 0. 0 for a rank without data.
+        weight: this rank's number of samples or sum of sample weights, as a number or a
+            scalar tensor; finite and >= 0, and 0 for a rank without data.
         process_set: the ranks that take part; default all.
         name: name of the list of gradients (`ReduceOptions.name`); default none.
 
@@ -41,8 +41,8 @@ def share_of(
 
     Raises:
         ValueError: `weight` is not a scalar.
-        tf.errors.InvalidArgumentError: on every rank: a rank's weight is negative or
-            not finite.
+        tf.errors.InvalidArgumentError: a rank's weight is negative or not finite. All
+            ranks raise it.
 
     Example:
         >>> import tfdist
@@ -56,7 +56,7 @@ def share_of(
     valid = tf.where(is_valid, own, 0.0)
     # Sent with the sum, so that all ranks raise and none waits for another.
     bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
-    # Otherwise all eager calls of a kind share a name that means nothing in an error.
+    # Without this name, all eager calls would share a name that is unclear in errors.
     unnamed = EAGER_NAME if tf.executing_eagerly() else None
     total, bad_ranks = tf.unstack(
         collectives.allreduce(
@@ -69,8 +69,8 @@ def share_of(
     check = tf.debugging.Assert(
         bad_ranks == 0,
         [
-            "the weight of a batch has to be finite and at least 0; ranks for which it "
-            "is not:",
+            "the weight of a batch has to be finite and at least 0; ranks with invalid "
+            "weights:",
             bad_ranks,
             "weight on this rank:",
             own,
@@ -91,9 +91,9 @@ def exact(weight: Any) -> tf.Tensor:
     own = tf.cast(number, tf.float64)
     if own.shape.rank != 0:
         raise ValueError(
-            "Expected weight to be one number, this rank's count of samples, got a "
-            f"tensor of shape {own.shape}. Sample weights of a batch are added up "
-            "first: weight=tf.reduce_sum(sample_weight)."
+            "Expected weight to be a single number, this rank's number of samples, got "
+            f"a tensor of shape {own.shape}. For sample weights, pass their sum: "
+            "weight=tf.reduce_sum(sample_weight)."
         )
     return own
 
@@ -102,8 +102,8 @@ def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> An
     """Returns the output gradients for a backward pass with weighted gradients.
 
     Args:
-        target: tensor or structure of tensors, to be differentiated.
-        output_gradients: one gradient for each target, or None for ones.
+        target: tensor or structure of tensors to differentiate.
+        output_gradients: one gradient for each target; None: ones.
         share: result of `share_of`.
 
     Returns:
@@ -146,16 +146,16 @@ def check_weightable(variables: Iterable[Any]) -> None:
         if layer is not None and layer.trainable:
             raise ValueError(
                 f"weight cannot be used for {getattr(variable, 'path', variable.name)}"
-                ": a synchronised batch normalisation adds up the ranks' gradients "
-                "within the backward pass, before they could be weighted. Let each "
-                "rank's loss be the sum over its samples divided by the number of all "
-                "ranks' samples, and reduce with op=tfdist.ReduceOp.SUM; or give the "
-                "weight to DistributedGradientTape.gradient()."
+                ": a synchronised batch normalisation sums the ranks' gradients "
+                "in the backward pass, before they can be weighted. Pass the weight to "
+                "DistributedGradientTape.gradient(). Or divide the sum of each rank's "
+                "losses by the number of samples on all ranks, and reduce with "
+                "op=tfdist.ReduceOp.SUM."
             )
 
 
 def weighted(grad: Any, share: tf.Tensor) -> Any:
-    """Returns a gradient times this rank's share; half types multiply in float32.
+    """Returns a gradient times this rank's share, computed in float32 for half types.
 
     Args:
         grad: tensor, `tf.IndexedSlices` or `None`.

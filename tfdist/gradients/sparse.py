@@ -1,4 +1,4 @@
-"""Row-wise reduction of embedding gradients: only the rows that a batch has used.
+"""Reduces embedding gradients by rows, i.e. only the rows that a batch has used.
 
 An allgather collects the rows of all ranks; each rank then sums rows with equal
 indices, in rank order. The result has no duplicate indices: Keras optimizers apply each
@@ -17,15 +17,16 @@ from tfdist import collectives
 from tfdist.collectives import ReduceOp
 from tfdist.gradients.options import ReduceOptions
 
-# Tables of at least this many bytes are reduced by rows by default. For smaller ones a
-# place in a bucket is cheaper than two gathers.
+# Tables of at least this many bytes are reduced by rows by default. For smaller tables,
+# a dense gradient in a bucket costs less than two gathers.
 TABLE_BYTES = 8 << 20
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
-    """Whether a gradient of this table may be reduced by rows.
+    """Returns whether a gradient of this table may be reduced by rows.
 
-    Depends only on the variable and the options, so it is equal on every rank.
+    The result depends only on the variable and the options, so it is equal on every
+    rank.
 
     Args:
         shape: static shape of the variable.
@@ -43,7 +44,7 @@ def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
 
 
 def rows_of(grad: Any, variable: Any) -> tf.IndexedSlices:
-    """Converts a gradient to rows: all rows for a dense one, no rows for `None`.
+    """Converts a gradient to rows: all rows if it is dense, no rows for `None`.
 
     Args:
         grad: `tf.IndexedSlices`, tensor of the variable's shape, or `None`.
@@ -89,8 +90,9 @@ def reduce_rows(
 
     Args:
         slices: this rank's rows (`rows_of`).
-        options: average or sum, the ranks, the wire type.
-        name: pairs the calls of the ranks; unique for every gradient of a step.
+        options: options of the reduction: operation, process set and codec.
+        name: name by which the ranks' calls are matched; unique for every gradient of a
+            step.
 
     Returns:
         The reduced rows, equal on every rank, in the dtype of `slices`.

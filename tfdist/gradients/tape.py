@@ -32,23 +32,24 @@ class DistributedGradientTape:
             default: they are distinguished by their order. Tapes that are used in
             different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
-        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
-            that type, added in float32, and the result is rounded once more. This
+        compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
+            that type and summed in float32, and the result is rounded once more. This
             halves the bytes (three quarters between hosts with several ranks each) and
             keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
             65504; a larger gradient becomes infinite. Default: no compression.
-        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced.
-            `False`: only the rows that a step has used; `True`: as dense tensors.
-            Default: by rows for tables of 8 MiB and more. With
-            `TFDIST_ATOMIC_STEPS=1` always as dense tensors.
+        sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
+            reduced as dense tensors. With `False`, only the rows that a step has used
+            are reduced. Default: by rows for tables of 8 MiB or more. With
+            `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
-            function from a variable to a bool; the same ones on all ranks. Their
-            gradients are not reduced, and their shapes may differ between ranks. With
-            an average these gradients are divided by the number of ranks, which gives
-            the gradient of the mean over the ranks' losses. Default: none.
-        persistent: of the new tape: whether `gradient` may be called repeatedly.
-        watch_accessed_variables: of the new tape: whether it watches trainable
-            variables automatically.
+            function that accepts a variable and returns a bool. They have to be the
+            same on all ranks. Their gradients are not reduced, and their shapes may
+            differ between ranks. With an average these gradients are divided by the
+            number of ranks, which gives the gradient of the mean over the ranks'
+            losses. Default: none.
+        persistent: whether `gradient` of the new tape may be called repeatedly.
+        watch_accessed_variables: whether the new tape watches trainable variables
+            automatically.
 
     Raises:
         TypeError: `tape` is not a `tf.GradientTape`.
@@ -90,7 +91,7 @@ class DistributedGradientTape:
         elif persistent or not watch_accessed_variables:
             raise ValueError(
                 "Expected persistent and watch_accessed_variables for a new tape only, "
-                "got them with a tape that exists. Give them to the tf.GradientTape."
+                "got an existing tape. Pass these arguments to the tf.GradientTape."
             )
         self._tape = tape
         self._options = ReduceOptions(
@@ -117,7 +118,7 @@ class DistributedGradientTape:
         self._tape.__exit__(kind, error, traceback)
 
     def watch(self, tensor: Any) -> None:
-        """Records operations on `tensor`, as `tf.GradientTape.watch`."""
+        """Records operations on `tensor`, like `tf.GradientTape.watch`."""
         self._tape.watch(tensor)
 
     def watched_variables(self) -> tuple[Any, ...]:
@@ -153,19 +154,19 @@ class DistributedGradientTape:
             unconnected_gradients: gradient of a variable on which no rank's target
                 depends: `NONE` (default) or `ZERO`. If only some ranks' targets depend
                 on a variable, its gradient is zero on the other ranks.
-            weight: for batches of unequal sizes: this rank's number of samples (or sum
-                of sample weights), a number or scalar tensor >= 0, given by all ranks
-                or by none. If `target` is the mean over this rank's samples, the result
-                is the gradient of the mean over all ranks' samples: the sum of w_r g_r
-                divided by the sum of w_r. Default: all ranks have equal weight.
+            weight: this rank's number of samples or sum of sample weights, for batches
+                of unequal sizes. It is a number or scalar tensor >= 0, given by all
+                ranks or by none. If `target` is the mean over this rank's samples, the
+                result is the gradient of the mean over all ranks' samples: the sum of
+                w_r g_r divided by the sum of w_r. Default: all ranks have equal weight.
 
         Returns:
-            The reduced gradients in the structure of `sources`. For a table reduced by
-            rows: `tf.IndexedSlices` without duplicate indices.
+            The reduced gradients in the structure of `sources`. The gradient of a table
+            reduced by rows is a `tf.IndexedSlices` without duplicate indices.
 
         Raises:
             TypeError: a source is not a variable.
-            ValueError: a weight with `op=SUM`, or a weight that is not a scalar.
+            ValueError: a weight is given with `op=SUM`, or is not a scalar.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """
@@ -208,13 +209,13 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: not supported over several ranks; use `tf.GradientTape.jacobian`."""
+        """Raises NotImplementedError; use `tf.GradientTape.jacobian`."""
         raise NotImplementedError(
             "DistributedGradientTape reduces gradients, not Jacobians. Record with a "
-            "tf.GradientTape, call its jacobian(), and reduce what you need with "
+            "tf.GradientTape, call its jacobian(), and reduce the result with "
             "tfdist.allreduce()."
         )
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: not supported; use `tf.GradientTape.batch_jacobian`."""
+        """Raises NotImplementedError; use `tf.GradientTape.batch_jacobian`."""
         self.jacobian()

@@ -1,13 +1,13 @@
 """Reduction of gradients inside a function that XLA compiles.
 
 This needs `libtfdist_xla.so`, which is built by `make xla` and not part of the package.
-A group is a single custom call, whatever its buckets, because XLA runs custom calls one
-after another, in an order that it chooses on each rank. Several groups of one function
-are chained: each call takes a token from the previous one.
+A group is a single custom call, even if it has several buckets, because XLA runs custom
+calls one after another, in an order that it chooses on each rank. Several groups in one
+function are chained: each call gets a token from the previous call.
 
-Without the library, or for a reduction that it does not support, `InsideXlaError` is
-raised while the function is traced; `training.jit_compile` then lets XLA compile the
-step only up to its gradients.
+If the library is missing or does not support a reduction, tracing the function raises
+`InsideXlaError`. `training.jit_compile` then lets XLA compile the step only up to its
+gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfdist.collectives.tf_ops.xla_context import InsideXlaError, inside_xla
 from tfdist.core import engines, native
 
 LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"
-# Values of an optimizer's `xla` option: use the library if it is there, or never.
+# Values of an optimizer's `xla` option: use the library if available, or never.
 CHOICES = ("auto", "off")
 _TOKENS = "tfdist/xla_tokens"  # graph collection: token of the graph's last group
 
@@ -43,7 +43,7 @@ def check_choice(xla: str) -> None:
 
 
 def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
-    """Whether a group of gradients traced here becomes a custom call.
+    """Returns whether a group of gradients traced here becomes a custom call.
 
     Args:
         refusals: reasons why a custom call cannot reduce the group; None entries are
@@ -116,8 +116,8 @@ def _nested() -> str | None:
     if not in_branch and any(map(control_flow_util.InXlaContext, own)):
         return None
     return (
-        "gradients are reduced inside of a tf.cond, tf.while_loop or tf.function of "
-        "the compiled step"
+        "gradients are reduced inside a tf.cond, tf.while_loop or tf.function of the "
+        "compiled step"
     )
 
 
@@ -138,7 +138,8 @@ def emit_group(
         sizes: number of gradients in each bucket, which all have one dtype.
         tensor_indices: for each tensor, its index in the list of gradients.
         group_id: id from `agree_on_gradients`.
-        name: the same on all ranks; a bucket's name adds a dot and its number.
+        name: name of the group, the same on all ranks. The name of a bucket is this
+            name, a dot and the number of the bucket.
         op: a `ReduceOp`.
         process_set: id of the ranks that take part.
 
@@ -168,4 +169,4 @@ def emit_group(
 
 @tf.RegisterGradient("TfdistReduceGroup")
 def _no_gradient(_node: Any, *_grads: Any) -> None:
-    raise InsideXlaError("a reduced gradient is differentiated once more")
+    raise InsideXlaError("a reduced gradient is differentiated again")
