@@ -1,4 +1,4 @@
-"""Atomic writes: a file appears under its name only when it is complete and on disk."""
+"""Atomic writes of files, which appear under their names only when complete."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     hour old.
 
     Args:
-        path: name of the file, or of a link to it; its folder is created if needed.
-        write: writes the file to the path it is given.
+        path: path of the file, or of a link to it; its folder is created if needed.
+        write: function that writes the file to a given path.
 
     Raises:
-        OSError: the file could not be written; with the name of the file.
+        OSError: the file could not be written. The error contains the file name.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes partial files of processes that were killed; not of another job."""
+    """Removes partial files of killed processes that have not changed for an hour."""
     for entry in folder.iterdir():
         if _PARTIAL.fullmatch(entry.name):
             with contextlib.suppress(OSError):  # renamed meanwhile, or not ours

@@ -42,13 +42,13 @@ _first_step_names: WeakRegistry[list[str]] = WeakRegistry()
 class RankCallback(keras.callbacks.Callback):
     """Base class of callbacks for a model that is trained on several ranks.
 
-    Before the first step it raises for a model whose gradients would not be reduced,
-    and for callback lists with which the ranks would diverge. After the first update it
-    checks that a reduction took place, the only possible check for a custom
-    `train_step`. After that update, at the end of each epoch and at the end of training
-    the ranks compare their weights (`RankComparison`). Before the first step of each
-    epoch they compare the epoch number and the learning rates; the first of these
-    callbacks in the list does this for all of them.
+    Before the first step, it raises an error if the model's gradients would not be
+    reduced, or if the callback lists would make the ranks diverge. After the first
+    update, it checks that a reduction took place, which is the only possible check for
+    a custom `train_step`. After that update, at the end of each epoch and at the end of
+    training, the ranks compare their weights (`RankComparison`). Before the first step
+    of each epoch, they compare the epoch number and the learning rates. If a list
+    contains several of these callbacks, the first one does these checks.
 
     With `jit_compile=True` XLA compiles the forward and backward pass, not the
     reduction and the update.
@@ -63,7 +63,7 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = False
         self._epoch = 0
         self._compares = False
-        self._traces = False  # whether it records steps for the timeline
+        self._traces = False  # whether this callback records steps for the timeline
         self._step_began_us: int | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class RankCallback(keras.callbacks.Callback):
 
     @property
     def meets_at_steps(self) -> bool:
-        """Whether this callback waits for the other ranks after steps of an epoch."""
+        """Returns whether this callback waits for the other ranks after steps."""
         return False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -143,10 +143,10 @@ class RankCallback(keras.callbacks.Callback):
             raise RuntimeError(
                 "The first step reduced no gradients: every rank trains on its own. "
                 "A custom train_step has to call self.optimizer.apply(gradients, "
-                "variables) with a tfdist.DistributedOptimizer, or take its "
-                "gradients from a tfdist.DistributedGradientTape. (A function that was "
-                "traced before its optimizer was wrapped does not reduce: compile the "
-                "model, or make the tf.function, after that.)"
+                "variables) with a tfdist.DistributedOptimizer, or use the "
+                "gradients of a tfdist.DistributedGradientTape. (A function that was "
+                "traced before its optimizer was wrapped does not reduce. Compile the "
+                "model, or create the tf.function, after wrapping the optimizer.)"
             )
 
     @property
@@ -162,7 +162,7 @@ class RankCallback(keras.callbacks.Callback):
         return members_of(self._ranks)[0]
 
     def _largest_of_all(self, number: int, name: str, timeout_s: float | None) -> int:
-        """Returns the maximum over the ranks; ranks without data contribute nothing."""
+        """Returns the maximum over the ranks that have data."""
         if runtime.size() == 1:
             return number
         return int(
@@ -183,7 +183,7 @@ class RankCallback(keras.callbacks.Callback):
             _first_step_names.set(self.model, [])
 
     def _has_reduced(self) -> bool:
-        """Whether anything but moments of batch normalisations was reduced."""
+        """Returns whether anything but moments of batch normalisations was reduced."""
         if finished_operations() == self._finished_before:
             return False
         # Of layers that were made in this step nobody has asked for records.
@@ -198,23 +198,23 @@ class RankCallback(keras.callbacks.Callback):
 def _without_comparison(
     running: keras.callbacks.CallbackList | None,
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of the user and of Keras; [] without a running list."""
+    """Returns the callbacks of the user and of Keras; [] if no list is running."""
     listed = [] if running is None else running.callbacks
     return [one for one in listed if not isinstance(one, RankComparison)]
 
 
 def _is_traced_otherwise(model: keras.Model) -> bool:
-    """Whether the step traced by an earlier fit does not match the model any more."""
-    failed = restore_compute_loss(model)  # it ended with an error
+    """Returns whether the step traced by an earlier fit is outdated."""
+    failed = restore_compute_loss(model)  # True if that fit ended with an error
     was_plain = [may_be_traced_unwrapped(one) for one in optimizers_of(model)]
     return failed or any(was_plain)
 
 
 def _counts_moments(model: keras.Model) -> bool:
-    """Whether `finished_operations` counts moments of batch normalisations.
+    """Returns whether `finished_operations` counts moments of batch normalisations.
 
-    Another engine does not count them, and its operations are not in the core's
-    records.
+    Engines other than the core do not count them, and the operations of other engines
+    are not in the core's records.
     """
     if engines.chosen() is not None:
         return False
@@ -242,8 +242,8 @@ def check_model(model: keras.Model) -> None:
 
     Raises:
         ValueError: an optimizer does not reduce gradients, or reduces inside a loss
-            scale; or a batch normalisation has `synchronized=True` of Keras, which has
-            no effect here.
+            scale, or a batch normalisation layer has Keras's `synchronized=True`, which
+            has no effect in tfdist.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -269,9 +269,10 @@ def _check_batch_normalization(model: keras.Model) -> None:
     plain = [layer for layer in layers if not is_synchronized(layer)]
     if 0 < len(plain) < len(layers):
         _logger.warning(
-            "%d of %d batch normalisation layers take the statistics of all ranks, the "
-            "others, such as %r, those of their own batch. (A copy by Keras has plain "
-            "layers: call tfdist.layers.synchronize_batch_normalization(model) again.)",
+            "%d of %d batch normalisation layers use the statistics of all ranks. The "
+            "other layers, such as %r, use the statistics of this rank's batch. (Keras "
+            "copies a model with plain layers; call "
+            "tfdist.layers.synchronize_batch_normalization(model) on the copy.)",
             len(layers) - len(plain),
             len(layers),
             plain[0].name,
@@ -280,9 +281,9 @@ def _check_batch_normalization(model: keras.Model) -> None:
         if layer.synchronized:
             raise ValueError(
                 f"The layer {layer.name!r} has synchronized=True, which in Keras works "
-                "under tf.distribute only: here every rank would normalise its own "
-                "batch alone. Write tfdist.layers.synchronize_batch_normalization("
-                "model), or leave synchronized out."
+                "only with tf.distribute. Every rank would normalise its own batch "
+                "independently. Call tfdist.layers.synchronize_batch_normalization("
+                "model), or leave out synchronized."
             )
 
 
@@ -307,9 +308,9 @@ def _warn_of_own_statistics(
     if plain and not any(type(one).__name__ in combining for one in callbacks):
         _logger.warning(
             "Each rank keeps moving statistics of its own batches in %d batch "
-            "normalisation layers, such as %r: the ranks' models differ in evaluation, "
-            "and what rank %d saves is not that of all data. Put "
-            "tfdist.callbacks.CombineMovingStatistics() into the callbacks, or call "
+            "normalisation layers, such as %r. The ranks' models therefore differ in "
+            "evaluation, and the model that rank %d saves does not represent all data. "
+            "Add tfdist.callbacks.CombineMovingStatistics() to the callbacks, or call "
             "tfdist.layers.synchronize_batch_normalization(model) before fit.",
             len(plain),
             plain[0].name,
@@ -318,7 +319,7 @@ def _warn_of_own_statistics(
 
 
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Returns the optimizer with the learning rate: the inner one of a loss scale."""
+    """Returns the optimizer with the learning rate; unwraps a loss scale optimizer."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
@@ -332,26 +333,25 @@ def optimizer_of_one_rate(
         callback: name of the callback's class, for errors.
 
     Raises:
-        ValueError: the model has no optimizer, or several, whose other rates would
-            silently stay unchanged.
+        ValueError: the model has no optimizer, or has several optimizers, so that the
+            other rates would silently stay unchanged.
     """
     optimizer = base_optimizer(model)
     others = other_optimizers(model)
     if optimizer is None:
         problem = "the model is compiled with optimizer=None"
     elif others:
-        problem = "the model has others, whose rates would stay as they are"
+        problem = "the model has other optimizers, whose rates would not change"
     elif hasattr(optimizer, "_inner_optimizers"):
         others = list(optimizer._inner_optimizers)
-        problem = "a MultiOptimizer has no rate of its own, only those inside of it"
+        problem = "a MultiOptimizer has no learning rate, only its inner optimizers do"
     else:
         return optimizer
     names = ", ".join(f"{type(one).__name__} {one.name!r}" for one in others)
     raise ValueError(
-        f"{callback} changes the learning rate of the one optimizer that model.compile "
-        f"is given, but {problem}{f' ({names})' if names else ''}. Leave {callback} "
-        "out, and give each optimizer its rate when it is made: multiply the rate of "
-        "one process by tfdist.size(), and let "
-        "tfdist.optimizers.Warmup(rate, warmup_steps) be the learning_rate where it "
-        "shall be warmed up."
+        f"{callback} changes the learning rate of the optimizer passed to "
+        f"model.compile, but {problem}{f' ({names})' if names else ''}. Leave "
+        f"{callback} out, and set each optimizer's rate when you create it: multiply "
+        "the rate of one process by tfdist.size(), and for a warm-up pass "
+        "tfdist.optimizers.Warmup(rate, warmup_steps) as learning_rate."
     )

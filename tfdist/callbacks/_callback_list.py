@@ -1,7 +1,7 @@
-"""Finds the list that a callback is in, and compares it between ranks.
+"""Finds the list that contains a callback, and compares it between ranks.
 
-Keras does not give a callback access to the others. But hooks are called from a method
-of `keras.callbacks.CallbackList`, so the list is found in the call stack.
+In Keras, a callback has no access to other callbacks. But hooks are called from a
+method of `keras.callbacks.CallbackList`, so the list is found in the call stack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
-_OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's names
+_OURS = "tfdist.callbacks."  # the rules apply to these, also under Horovod's names
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -35,12 +35,12 @@ def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
 
 
 def is_in_fit(model: keras.Model) -> bool:
-    """Whether the `fit` of this model is running, rather than a custom loop."""
+    """Returns whether the `fit` of this model is running, rather than a custom loop."""
     return variables_of_fit(model) is not None
 
 
 def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
-    """Whether `validation_freq` makes the running `fit` skip validation in an epoch.
+    """Returns whether the running `fit` skips the validation of an epoch.
 
     Args:
         model: the model in `fit`.
@@ -80,9 +80,9 @@ def agree_on_callbacks(
         model: the model, used to find the arguments of its `fit`.
 
     Raises:
-        ValueError: on all ranks, if these callbacks cannot be used on several ranks.
-        tfdist.MismatchError: on all ranks, if lists or arguments differ that have to be
-            equal, or a rank has joined (`tfdist.join`).
+        ValueError: the callbacks cannot be used on several ranks. All ranks raise it.
+        tfdist.MismatchError: lists or arguments that have to be equal differ, or a rank
+            has joined (`tfdist.join`). All ranks raise it.
     """
     if runtime.size() == 1:
         return
@@ -131,7 +131,7 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
         return Entry(name, kind, ours=True, settings=settings())
     kind = kind_of(callback)
     if kind == "TerminateOnNaN" and callback.raise_error:
-        kind = ""  # it ends the job on all ranks
+        kind = ""  # this callback ends the job on all ranks
     place = ""
     if kind in WRITES:
         place = str(getattr(callback, WRITES[kind], ""))
@@ -141,7 +141,7 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
 
 
 def kind_of(callback: keras.callbacks.Callback) -> str:
-    """Returns the Keras callback class that this is or derives from; "" for none."""
+    """Returns the name of the Keras class that a callback derives from, or ""."""
     for name in (*_KNOWN, "TerminateOnNaN"):
         cls = getattr(keras.callbacks, name, None)
         if cls is not None and isinstance(callback, cls):
@@ -150,7 +150,7 @@ def kind_of(callback: keras.callbacks.Callback) -> str:
 
 
 def _arguments(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns the plain values of its constructor arguments, without later state."""
+    """Returns plain values of the callback's constructor arguments, without state."""
     names = inspect.signature(type(callback).__init__).parameters
     values = {name: getattr(callback, name, None) for name in names}
     return {k: v for k, v in values.items() if type(v) in _PLAIN and k != "verbose"}

@@ -69,9 +69,9 @@ class DataCheck:
         place, count = common_samples(hashes)
         _logger.warning(
             "The ranks train on the same data: %d of rank %d's first %d samples in "
-            "this epoch were also seen by other ranks, so samples are used up to %d "
-            "times per epoch. Give each rank its own shard: tfdist.data.shard((x, y), "
-            "batch_size=..., shuffle=True); or, for a tf.data.Dataset, call "
+            "this epoch were also used by other ranks, so samples are used up to %d "
+            "times per epoch. Shard the data with tfdist.data.shard((x, y), "
+            "batch_size=..., shuffle=True). For a tf.data.Dataset, call "
             "dataset.shard(tfdist.size(), tfdist.rank()) before you shuffle and batch.",
             count,
             members[place],

@@ -18,7 +18,8 @@ def check_same_epoch(
 ) -> None:
     """Checks that all ranks begin the same epoch with the same learning rates.
 
-    This takes one small reduction, with a hash of the rates, whose number may differ.
+    The ranks do one small reduction with a hash of the rates, because the number of
+    rates may differ.
 
     Args:
         epoch: indexed from 0.
@@ -26,7 +27,8 @@ def check_same_epoch(
         process_set: the ranks that train; None for all.
 
     Raises:
-        tfdist.MismatchError: on all ranks, with the values of each rank.
+        tfdist.MismatchError: the values differ. All ranks raise it, and the message
+            contains the values of each rank.
     """
     if runtime.size() == 1:
         return
@@ -40,17 +42,17 @@ def check_same_epoch(
     shown = "; ".join(
         f"rank {rank}: epoch {own[0] + 1}, {_shown(own[1])}"
         for rank, own in zip(members_of(process_set), shared, strict=True)
-        if own is not None  # it has joined
+        if own is not None  # None if the rank has joined
     )
     raise errors.MismatchError(
         f"The ranks do not begin the same epoch with the same learning rate ({shown}). "
-        "A callback has changed it on some ranks only: let it decide on what is equal "
-        "on all ranks, or put it into tfdist.callbacks.RankZeroOnly."
+        "A callback has changed it on some ranks only. Use values that are equal on "
+        "all ranks in this callback, or wrap it in tfdist.callbacks.RankZeroOnly."
     )
 
 
 def _shown(rates: Sequence[float]) -> str:
     if not rates:
-        return "no learning rate that is a number"
+        return "no numeric learning rate"
     listed = ", ".join(map(str, rates))
     return f"learning rate{'s' if len(rates) > 1 else ''} {listed}"

@@ -49,18 +49,18 @@ class ScalableRate:
         elif not hasattr(rate, "assign"):
             raise TypeError(
                 "Expected an optimizer whose learning_rate is a float or a "
-                f"LearningRateSchedule, got {rate!r}. Put the factor into your "
-                "function, or make it a LearningRateSchedule."
+                f"LearningRateSchedule, got {rate!r}. Multiply by the factor in your "
+                "function, or convert the function to a LearningRateSchedule."
             )
         self.base = self.get()
 
     @property
     def is_saved(self) -> bool:
-        """Whether the optimizer saves it; the factor of a schedule is not saved."""
+        """Returns whether the optimizer saves the rate; it saves no schedule factor."""
         return self._factor is None
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        """Whether this is the current rate of `optimizer`."""
+        """Returns whether this is the current rate of `optimizer`."""
         return self._optimizer is optimizer
 
     def get(self) -> float:

@@ -33,10 +33,10 @@ _ADVICE = {
     "for all ranks in validation. Pass every rank its own shard of the validation data "
     "(tfdist.data.shard), or pass validation_data on no rank.",
     "validation_freq": "All ranks must validate after the same epochs.",
-    "class_weight": "All ranks must minimize the same loss: compute the weights from "
-    "all samples, not from those of one rank.",
+    "class_weight": "All ranks must minimize the same loss. Compute the weights from "
+    "all samples, not from the samples of one rank.",
 }
-# Keras adds these after the user's callbacks; they decide nothing.
+# Keras adds these after the user's callbacks; they make no decisions.
 _SHOWS = ("History", "ProgbarLogger")
 
 
@@ -45,10 +45,11 @@ class Entry:
     """One callback in a rank's list.
 
     Attributes:
-        name: its class as the user knows it, for messages.
-        kind: the class of Keras or tfdist that the rules know; "" for others.
-        ours: whether it is a callback of tfdist, which has to be on all ranks.
-        place: absolute path of the file or folder that it writes; "" for none.
+        name: class name that the user has written, for messages.
+        kind: name of the Keras or tfdist class to which rules apply; "" for others.
+        ours: whether it is a tfdist callback, which has to be on all ranks.
+        place: absolute path of the file or folder that the callback writes; "" for
+            none.
         settings: values that have to be equal on all ranks.
     """
 
@@ -65,7 +66,8 @@ class Problem:
 
     Attributes:
         text: the error's message.
-        mismatch: whether the ranks differ; else the same list is wrong on all ranks.
+        mismatch: whether the ranks differ; if False, all ranks have the same wrong
+            list.
     """
 
     text: str
@@ -102,7 +104,7 @@ def find_problem(
 
 
 def combine(found: Sequence[Problem]) -> Problem | None:
-    """Combines problems into one, without duplicates; None for none."""
+    """Combines problems into one, without duplicates; None if there are none."""
     texts = list(dict.fromkeys(problem.text for problem in found))
     if not texts:
         return None
@@ -110,9 +112,7 @@ def combine(found: Sequence[Problem]) -> Problem | None:
     if len(texts) == 1:
         return Problem(texts[0], mismatch)
     numbered = "\n".join(f"{n}. {text}" for n, text in enumerate(texts, start=1))
-    return Problem(
-        f"{len(texts)} things are wrong with the call of fit:\n{numbered}", mismatch
-    )
+    return Problem(f"The call of fit has {len(texts)} problems:\n{numbered}", mismatch)
 
 
 def _arguments_differ(
@@ -139,8 +139,8 @@ def _ours_differ(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     yield from _difference(
         [[entry for entry in own if entry.ours] for own in lists],
         "the tfdist callbacks",
-        "The callbacks of tfdist wait for each other: give every rank the same, in "
-        "the same order and with the same arguments.",
+        "tfdist callbacks communicate with the other ranks. Use the same callbacks on "
+        "every rank, in the same order and with the same arguments.",
     )
 
 
@@ -148,9 +148,9 @@ def _missing_somewhere(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     yield from _difference(
         [[entry for entry in own if entry.kind in EVERYWHERE] for own in lists],
         "the callbacks that change the training",
-        "What they change on one rank has to be changed on all: give every rank the "
-        "same, with the same arguments, or give all ranks "
-        "tfdist.callbacks.RankZeroOnly around it.",
+        "Their changes have to be made on all ranks. Use the same callbacks with the "
+        "same arguments on every rank, or wrap them in tfdist.callbacks.RankZeroOnly "
+        "on all ranks.",
     )
 
 
@@ -166,7 +166,7 @@ def _difference(
             f"[{shown[1]}] on rank {rank}. {advice}",
             mismatch=True,
         )
-        return  # one difference is enough
+        return  # reports only the first difference
 
 
 def _shown(entry: Entry, lists: Sequence[Sequence[Entry]]) -> str:
@@ -185,11 +185,11 @@ def _backup(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
         for entry in own:
             if entry.kind == "BackupAndRestore":
                 yield Problem(
-                    f"{entry.name} restores weights and the epoch on its own rank "
-                    "alone, and each rank would write the backup. Write "
+                    f"{entry.name} restores weights and the epoch independently on "
+                    "each rank, and all ranks would write the backup. Use "
                     "tfdist.callbacks.RankZeroOnly(keras.callbacks.BackupAndRestore("
-                    "...)) on every rank: rank 0 writes and reads, and what it "
-                    "restored is sent to all."
+                    "...)) on every rank. Rank 0 then writes and reads the backup, and "
+                    "broadcasts the restored state."
                 )
 
 
@@ -209,9 +209,9 @@ def _not_first(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     ours = [entry for entry in lists[0] if entry.ours]  # checked to be equal
     if any(entry.kind == "UnevenData" for entry in ours[1:]):
         yield Problem(
-            "tfdist.callbacks.UnevenData has to be the first tfdist callback: the "
-            "others meet at the end of an epoch, where it lets all ranks arrive. Move "
-            f"it before {ours[0].name}."
+            "tfdist.callbacks.UnevenData has to be the first tfdist callback, because "
+            "the others can only communicate at the end of an epoch after UnevenData "
+            f"has waited for all ranks. Move it before {ours[0].name}."
         )
 
 
@@ -222,7 +222,7 @@ def _not_last(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
             if entry.kind == "StopTogether":
                 yield Problem(
                     "tfdist.callbacks.StopTogether has to be the last callback, so "
-                    "that it sees what the others decide: move it behind "
+                    "that it runs after the decisions of the others. Move it after "
                     f"{', '.join(e.name for e in names[place + 1 :])}."
                 )
 
@@ -234,7 +234,7 @@ def _stops_alone(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
                 other.kind == "StopTogether" for other in own
             ):
                 yield Problem(
-                    f"{entry.name} stops its own rank at once, while the others wait "
+                    f"{entry.name} stops only its own rank, while the other ranks wait "
                     "for it in the next step. Put tfdist.callbacks.StopTogether() at "
                     "the end of the list of callbacks."
                 )
@@ -256,8 +256,8 @@ def _same_place(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
                 advice = f"tfdist.callbacks.Checkpoint(...), or {advice}"
             yield Problem(
                 f"{entry.name} writes to {entry.place!r} on rank {first} and on rank "
-                f"{rank}: they would spoil each other's files. Write {advice}, on "
-                "every rank; or a place for each rank, with tfdist.rank() in it."
+                f"{rank}, so they would overwrite each other's files. Use {advice} on "
+                "every rank, or a different path with tfdist.rank() for each rank."
             )
 
 
@@ -266,8 +266,8 @@ def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     after = kinds[kinds.index("Progress") :] if "Progress" in kinds else []
     if "MetricAverage" in after and kinds.count("MetricAverage") == 1:
         yield Problem(
-            "Progress shows the metrics of rank 0 alone, before MetricAverage has put "
-            "those of all ranks into the logs. Move tfdist.callbacks.Progress behind "
+            "Progress shows only the metrics of rank 0 if it runs before MetricAverage, "
+            "which averages the logs. Move tfdist.callbacks.Progress after "
             "tfdist.callbacks.MetricAverage in the list of callbacks."
         )
 
@@ -279,7 +279,7 @@ def _written_too_early(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
         for name in names[: ends[-1]] if ends else []:
             if any(kind in name for kind in ("CSVLogger", "TensorBoard")):
                 yield Problem(
-                    f"{name} writes the logs before Progress has put the speed and the "
-                    "exposed communication into them. Move it behind "
+                    f"{name} writes the logs before Progress has added the speed and "
+                    "the exposed communication. Move it after "
                     "tfdist.callbacks.Progress in the list of callbacks."
                 )

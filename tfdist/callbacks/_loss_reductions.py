@@ -15,7 +15,7 @@ SUMS = ("sum", "none", None)  # not divided by the number of samples
 
 
 def reductions_of(model: keras.Model) -> set[Any]:
-    """Returns the `reduction` of the losses that were given to `compile` as objects."""
+    """Returns the `reduction` values of the loss objects passed to `compile`."""
     compiled = getattr(model, "_compile_loss", None)
     losses = keras.tree.flatten(getattr(compiled, "_user_loss", None))
     return {one.reduction for one in losses if isinstance(one, keras.losses.Loss)}
@@ -38,16 +38,16 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
     for reduction in (one for one in SUMS if one in reductions):
         _logger.warning(
             "The model has a loss with reduction=%r, a sum over the samples, but the "
-            "gradients of the ranks are averaged: a step is as large as that of one "
-            "rank's batch. Write DistributedOptimizer(optimizer, "
-            "op=tfdist.ReduceOp.SUM) for the sum over all ranks, or leave out "
-            "reduction for the mean.",
+            "gradients of the ranks are averaged. The step size is that of one rank's "
+            "batch. Use DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM) for "
+            "the sum over all ranks, or leave out reduction for the mean.",
             reduction,
         )
     if "mean_with_sample_weight" in reductions:
         _logger.warning(
-            "The model has a loss with reduction='mean_with_sample_weight'. The ranks "
-            "count alike in a step, whatever the sums of their sample weights are, so "
-            "with sample_weight or class_weight it is not quite that of one process. "
-            "Leave out reduction: the loss is then divided by the number of samples."
+            "The model has a loss with reduction='mean_with_sample_weight'. All ranks "
+            "have equal weight in a step, even if their sums of sample weights differ. "
+            "With sample_weight or class_weight, a step therefore differs from that of "
+            "one process. Leave out reduction to divide the loss by the number of "
+            "samples."
         )

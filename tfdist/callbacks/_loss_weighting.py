@@ -30,8 +30,8 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     pass itself sums over the ranks (synchronised batch normalisation). Only a gradient
     communicates with other ranks; an evaluation does not.
 
-    A masked loss of `compile` is a mean over the unmasked elements. Its weight is their
-    number instead of n_r.
+    A masked loss of `compile` is a mean over the unmasked elements. It is weighted by
+    the number of these elements instead of n_r.
 
     Args:
         model: the model in `fit`; call `restore_compute_loss` at the end.
@@ -67,14 +67,15 @@ def restore_compute_loss(model: keras.Model) -> bool:
     """Restores a model's own `compute_loss`, if `weigh_losses` has replaced it.
 
     Returns:
-        Whether it was replaced, so that the train function has to be recreated.
+        Whether `compute_loss` was replaced, so that the train function has to be
+        recreated.
     """
     found = vars(model).get("compute_loss")
     if not hasattr(found, _BEFORE):
         return False
     object.__delattr__(model, "compute_loss")
     before = getattr(found, _BEFORE)
-    if before is not None:  # the user had set one on this model object
+    if before is not None:  # the user has set compute_loss on this model object
         object.__setattr__(model, "compute_loss", before)
     model.train_function = None
     return True
@@ -83,8 +84,9 @@ def restore_compute_loss(model: keras.Model) -> bool:
 def samples_of(batch: Any) -> tf.Tensor:
     """Returns the length of the first axis as a value that depends on the batch.
 
-    If all batches have one length, `tf.shape` would give a constant. A rank whose data
-    end within a step would then send the size of a batch that it does not have.
+    If all batches have the same length, `tf.shape` would return a constant. A rank
+    whose data end within a step would then send the size of a batch that it does not
+    have.
     """
     with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
         return tf.identity(tf.shape(batch)[0])
@@ -120,13 +122,14 @@ def weighted_by_elements(
     samples: tf.Tensor,
     process_set: ProcessSet | None,
 ) -> tf.Tensor:
-    """Returns `loss` with a gradient weighted by `elements`, in a `weighted` total.
+    """Returns `loss` with a gradient weighted by `elements`, as part of a total loss.
 
-    With e_r elements and n_r samples on rank r, the gradient is multiplied by
+    The total loss is weighted by `weighted`. With e_r elements and n_r samples on rank
+    r, the gradient is multiplied by
 
         (e_r / (e_1 + ... + e_K)) / (n_r / (n_1 + ... + n_K))
 
-    which, times the factor of the total, is e_r K / (e_1 + ... + e_K).
+    The product with the factor of the total loss is e_r K / (e_1 + ... + e_K).
 
     Args:
         loss: a scalar, the mean over the elements of this rank.
@@ -163,7 +166,7 @@ def _with_gradient_times(factor: Callable[[], tf.Tensor], loss: tf.Tensor) -> tf
 def _masks_counted(
     compile_loss: Any, weigh: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> Iterator[None]:
-    """Replaces the losses of `compile` by `_MaskedLoss`, also those built meanwhile."""
+    """Replaces the losses of `compile`, also those built later, by `_MaskedLoss`."""
     if compile_loss is None:
         yield
         return
@@ -197,12 +200,13 @@ def _masks_counted(
 class _MaskedLoss(keras.losses.Loss):
     """Wraps a loss and weights it by the number of elements that its masks keep.
 
-    The masks are that of the output, and one that the loss sets on its values
-    (`ignore_class`); an element counts if both keep it.
+    The masks are the mask of the output and the mask that the loss sets on its values
+    (`ignore_class`). An element is included if both masks keep it.
 
     Args:
         loss: the wrapped loss.
-        weigh: called with the value and the number of elements; returns the value.
+        weigh: function that is called with the value and the number of elements, and
+            returns the weighted value.
     """
 
     def __init__(
@@ -226,7 +230,7 @@ class _MaskedLoss(keras.losses.Loss):
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the values of the loss, and stores their masks."""
         values = self._loss.call(y_true, y_pred)
-        if len(values.shape) == 0:  # already a mean, which Keras does not mask
+        if len(values.shape) == 0:  # a mean, which Keras does not mask
             self._masks = []
         else:
             self._masks = self._masks + _masks_of(values)

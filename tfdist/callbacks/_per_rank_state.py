@@ -1,6 +1,6 @@
-"""Training state that may differ between ranks with equal weights.
+"""Handles training state that may differ between ranks with equal weights.
 
-It consists of local variables with their slots, and of accumulated gradients.
+This state consists of local variables with their slots, and of accumulated gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 def is_between_updates(optimizer: Any) -> bool:
-    """Whether an optimizer has accumulated gradients for its next update.
+    """Returns whether an optimizer has accumulated gradients for its next update.
 
     Args:
         optimizer: a Keras optimizer, a loss scale around one, or None.
@@ -49,10 +49,10 @@ def mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
 
     Args:
         model: the model, whose optimizers count the batches.
-        shared: variables, of which the trainable weights are included.
+        shared: variables; the fingerprint includes the trainable weights among them.
 
     Returns:
-        A string; "" before the first batch.
+        The fingerprint; "" before the first batch.
     """
     counts = [_batches_of(_inner(one)) for one in optimizers_of(model)]
     if not any(counts):
@@ -107,7 +107,7 @@ def _local(optimizer: Any, others: Iterable[Any] = ()) -> list[Any]:
 
     Args:
         optimizer: a Keras optimizer, wrapped or not.
-        others: variables of layers that it does not train.
+        others: variables of layers that the optimizer does not train.
     """
     options = getattr(optimizer, "tfdist_options", None)
     if options is None or options.local_variables is None:

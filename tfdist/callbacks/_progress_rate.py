@@ -1,4 +1,4 @@
-"""Measurements of training steps: totals, a moving window, numbers of all ranks."""
+"""Measures training steps with totals, a moving window, and values of all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_POINT_S = 0.25  # the window moves in steps of this
+_POINT_S = 0.25  # step by which the window moves
 
 
 class Totals(NamedTuple):
@@ -14,9 +14,9 @@ class Totals(NamedTuple):
 
     Attributes:
         steps: number of steps.
-        seconds: time that they took.
+        seconds: duration of these steps.
         watched_s: part of `seconds` in which communication was measured.
-        exposed_s: part of `watched_s` in which the step waited for gradients.
+        exposed_s: part of `watched_s` in which steps waited for gradients.
     """
 
     steps: float = 0
@@ -25,17 +25,17 @@ class Totals(NamedTuple):
     exposed_s: float = 0.0
 
     def plus(self, other: Totals, sign: int = 1) -> Totals:
-        """The sum of both, or with a `sign` of -1 the difference."""
+        """Returns the sum of both totals, or with a `sign` of -1 the difference."""
         return Totals._make(a + sign * b for a, b in zip(self, other, strict=True))
 
     @property
     def steps_per_s(self) -> float | None:
-        """Speed; None while nothing was measured."""
+        """Steps per second; None if nothing was measured."""
         return self.steps / self.seconds if self.seconds > 0 else None
 
     @property
     def exposed(self) -> float | None:
-        """Share of exposed communication, 0..1; None while nothing was measured."""
+        """Share of exposed communication, 0..1; None if nothing was measured."""
         if self.watched_s <= 0:
             return None
         return min(1.0, self.exposed_s / self.watched_s)
@@ -44,11 +44,11 @@ class Totals(NamedTuple):
 class Window:
     """The totals of the last seconds of training.
 
-    Time without training (validation, saving) is in no total, so a pause does not look
-    like a slow step.
+    Totals do not include time without training (validation, saving), so a pause does
+    not look like a slow step.
 
     Args:
-        seconds: of training that the window covers.
+        seconds: seconds of training that the window covers.
 
     Example:
         >>> window = Window(10.0)
@@ -64,7 +64,7 @@ class Window:
         self._points = collections.deque([self._all])  # spaced by _POINT_S or more
 
     def add(self, totals: Totals) -> None:
-        """Counts one more step, or several."""
+        """Adds one or more steps."""
         self._all = self._all.plus(totals)
         oldest_s = self._all.seconds - self._seconds
         while len(self._points) > 1 and self._points[1].seconds <= oldest_s:
@@ -88,10 +88,10 @@ def seconds_left(
     """Estimates the time until the training ends; None if it cannot be known.
 
     Args:
-        steps: left in all epochs.
-        steps_per_s: present speed.
-        epoch_ends: number of epochs that have still to end.
-        pauses_s: seconds between two epochs (validation, saving), as far as measured.
+        steps: remaining steps in all epochs.
+        steps_per_s: current speed.
+        epoch_ends: number of epochs that have not ended yet.
+        pauses_s: measured seconds between two epochs (validation, saving).
 
     Example:
         >>> seconds_left(steps=100, steps_per_s=2.0, epoch_ends=3, pauses_s=[3.0, 5.0])
@@ -106,15 +106,16 @@ def seconds_left(
 def of_all_ranks(
     own: Sequence[Sequence[float]],
 ) -> tuple[float | None, float | None]:
-    """Combines the numbers of all ranks.
+    """Combines the measurements of all ranks.
 
     Args:
-        own: for each rank its samples, seconds, watched and exposed seconds; 0 for a
-            rank without data.
+        own: samples, seconds, watched seconds and exposed seconds for each rank; zeros
+            for a rank without data.
 
     Returns:
-        Samples of all ranks per second (of the slowest rank), and the share of exposed
-        communication in the time of all ranks; each None if nothing was measured.
+        Samples of all ranks divided by the seconds of the slowest rank, and the share
+        of exposed communication in the watched time of all ranks. Each is None if
+        nothing was measured.
 
     Example:
         >>> of_all_ranks([(100, 2.0, 2.0, 0.5), (100, 2.5, 2.0, 0.1)])

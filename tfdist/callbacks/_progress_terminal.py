@@ -1,4 +1,4 @@
-"""Shows the progress line: rewritten in place on a terminal, else line by line."""
+"""Shows the progress line, which is updated in place on a terminal."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _RETURN = Control(ControlType.CARRIAGE_RETURN)
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        self.quiet = True  # its reader has gone: no reason to stop training
+        self.quiet = True  # the pipe is closed, but training continues
 
 
 class Display:
-    """Shows a line that changes.
+    """Display of a line that changes.
 
-    The line is rewritten in place on a terminal; the launcher gives one to rank 0 if it
-    is on a terminal itself. Anywhere else (a file, a pipe, a notebook, a terminal
-    without a width, as mpirun makes them) each is a line of its own, and they come less
-    often.
+    On a terminal, the line is updated in place. If the launcher runs on a terminal,
+    rank 0 has one, too. Elsewhere (in a file, a pipe, a notebook, or a terminal without
+    a width, as under mpirun) each update is written as a new line, and updates are less
+    frequent.
 
     Args:
-        file: text stream.
-        every_s: seconds between two lines; None: 0.25 on a terminal, else 10.
+        file: text stream for the line.
+        every_s: seconds between two updates; None: 0.25 on a terminal, otherwise 10.
     """
 
     def __init__(self, file: TextIO, every_s: float | None = None) -> None:
@@ -45,13 +45,13 @@ class Display:
             force_jupyter=False,
             color_system=None,
         )
-        self._shown = 0  # cells of the line that can be rewritten
+        self._shown = 0  # width of the line that can be updated
         self._next_s: float | None = None
 
     @property
     def width(self) -> int | None:
-        """Longest line that is not broken into two; None: any."""
-        try:  # rich looks at the standard streams, which may be another terminal
+        """Length of the longest line that is not wrapped; None: no limit."""
+        try:  # rich uses the standard streams, which may be a different terminal
             if not self._file.isatty() or os.environ.get("TERM") == "dumb":
                 return None
             columns = os.get_terminal_size(self._file.fileno()).columns
@@ -61,29 +61,29 @@ class Display:
 
     @property
     def bar(self) -> str:
-        """Characters for the two parts of a bar; none without a terminal."""
+        """Characters for the two parts of a bar; "" without a terminal."""
         if not self.is_terminal:
             return ""
         return "=-" if self._console.options.ascii_only else "━─"
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is time for the next line. The first is due at once on terminals.
+        """Returns whether the next line is due; on a terminal the first is due at once.
 
         Args:
-            now_s: by a monotonic clock.
+            now_s: current time of a monotonic clock, in seconds.
         """
         if self._next_s is None:
             self._next_s = now_s + (0.0 if self.is_terminal else self.every_s)
         return now_s >= self._next_s
 
     def show(self, line: str, now_s: float) -> None:
-        """Shows the line as it is now."""
+        """Shows the current line."""
         self._next_s = now_s + self.every_s
         self._print(line, end="" if self.is_terminal else "\n")
         self._shown = cell_len(line) if self.is_terminal else 0
 
     def finish(self, line: str | None = None) -> None:
-        """Completes the line, as `line` or as it stands; the next one is a new one."""
+        """Ends the current line, after replacing it by `line` if given."""
         if line is not None:
             self._print(line, end="\n")
         elif self._shown:
@@ -101,5 +101,5 @@ class Display:
                     console.control(_RETURN)
                     text = set_cell_size(text, max(cell_len(text), self._shown))
                 console.print(Text(text), end=end, soft_wrap=True, highlight=False)
-        except (OSError, ValueError):  # a full disk, a closed file: likewise
+        except (OSError, ValueError):  # the disk is full or the file is closed
             console.quiet = True

@@ -1,4 +1,4 @@
-"""The progress line as a pure function: its parts, and which of them fit a width."""
+"""Pure functions that format the progress line and fit it to a width."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.cells import cell_len, set_cell_size
 _GAP = "  "
 _VALIDATION = "val_"
 _BAR_LEAST, _BAR_MOST = 8, 24
-_FORMS = 3  # in full; metrics with fewer digits; shorter words
+_FORMS = 3  # full text; metrics with fewer digits; shorter words
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Progress of a training run at one moment; None for what is not known."""
+    """Progress of a training run at one moment; unknown values are None."""
 
     epoch: int  # the running one, from 1
     epochs: int | None = None  # their number
@@ -34,7 +34,7 @@ class Status:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A metric's value: `digits` behind the point if it is of everyday size.
+    """Formats a metric's value, with `digits` decimals for values of usual size.
 
     Example:
         >>> [number(v) for v in (0.75, 2.30259, 12345.6, 3e-5, float("nan"))]
@@ -51,7 +51,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most.
+    """Formats a duration with at most two units.
 
     Example:
         >>> [duration(s) for s in (0.2, 59, 61, 7260, 100 * 3600)]
@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(per_s: float) -> str:
-    """Samples per second, to three digits or so.
+    """Formats samples per second with about three digits.
 
     Example:
         >>> [speed(v) for v in (3.14159, 512.4, 15234.0, 1.5e6)]
@@ -80,13 +80,13 @@ def speed(per_s: float) -> str:
 
 
 def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
-    """The line of a running epoch, or of one that has ended (`took_s`).
+    """Formats the line of a running epoch, or of an epoch that has ended (`took_s`).
 
     Args:
-        status: what is to be shown.
-        width: columns; None: no limit, and every part in full.
-        bar: two characters, for what is done and what is not; a running epoch has a bar
-            if these are given and there is room for it.
+        status: values to show.
+        width: maximum number of columns; None: no limit, and all parts in full.
+        bar: two characters, for the completed and the remaining part of a bar. The line
+            of a running epoch has a bar if `bar` is given and there is room.
 
     Example:
         >>> state = Status(3, 90, 120, 5004, {"loss": 2.3, "accuracy": 0.451},
@@ -101,7 +101,7 @@ def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
         parts = _parts(status, form)
         if width is None or cell_len(_joined(parts)) <= width:
             return _with_bar(_joined(parts), status, width, bar)
-    assert width is not None  # noqa: S101 - else the first form fits
+    assert width is not None  # noqa: S101 - otherwise the first form fits
     while len(parts) > 1 and cell_len(_joined(parts)) > width:
         least = parts.index(min(parts, key=lambda part: part.worth))
         parts[least : least + 1] = parts[least].instead
@@ -120,12 +120,12 @@ def _joined(parts: list[_Part]) -> str:
 
 
 def _parts(status: Status, form: int) -> list[_Part]:
-    """The parts of the line, in one form.
+    """Returns the parts of the line in one form.
 
-    In a running epoch they stay in this order: epoch, first metric, percentage of the
-    steps, ETA, speed, second metric, exposed communication, number of the step, other
-    metrics. In one that has ended: epoch, first metric, second metric, slowest rank,
-    speed, duration, exposed communication, ETA, other metrics.
+    Parts are kept in this order of priority. For a running epoch: epoch, first metric,
+    percentage of the steps, ETA, speed, second metric, exposed communication, number of
+    the step, other metrics. For an epoch that has ended: epoch, first metric, second
+    metric, slowest rank, speed, duration, exposed communication, ETA, other metrics.
     """
     is_over = status.took_s is not None
     parts: list[_Part] = []
@@ -165,7 +165,7 @@ def _parts(status: Status, form: int) -> list[_Part]:
 
 
 def _names(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics without those of validation that stand beside another one."""
+    """Returns the metrics without validation metrics that are shown beside others."""
     return [
         name
         for name in metrics
@@ -175,7 +175,7 @@ def _names(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _metric(name: str, metrics: Mapping[str, float], form: int) -> str:
-    """A metric of training, with that of validation if there is one."""
+    """Formats a training metric, with the validation metric if there is one."""
     digits = 4 if form == 0 else 3
     shown = short_name(name) if form == 2 else name
     text = f"{shown} {number(metrics[name], digits)}"
@@ -187,7 +187,7 @@ def _metric(name: str, metrics: Mapping[str, float], form: int) -> str:
 
 
 def short_name(name: str) -> str:
-    """A metric's name for narrow lines.
+    """Returns a metric's name for narrow lines.
 
     Example:
         >>> [short_name(n) for n in ("loss", "accuracy", "sparse_top_k_accuracy")]

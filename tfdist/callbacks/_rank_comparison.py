@@ -1,4 +1,4 @@
-"""Callback that compares the state of all ranks, after all other callbacks."""
+"""Callback that compares the state of all ranks after all other callbacks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RankComparison(keras.callbacks.Callback):
 
     @classmethod
     def append_to(cls, callbacks: keras.callbacks.CallbackList) -> None:
-        """Appends one to a list; replaces that of an earlier `fit`."""
+        """Appends a `RankComparison`, replacing the one of an earlier `fit`."""
         listed = [one for one in callbacks.callbacks if not isinstance(one, cls)]
         own = cls()
         own.set_model(callbacks.model)
@@ -69,7 +69,7 @@ class RankComparison(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Compares after the first update."""
+        """Compares the models after the first update."""
         if self._steps_until_update == 0:
             return
         self._steps_until_update -= 1
@@ -109,7 +109,7 @@ def compare_model(
         is_first: whether the ranks may have started with different weights.
 
     Raises:
-        tfdist.MismatchError: on all ranks, if they differ.
+        tfdist.MismatchError: the ranks differ. All ranks raise it.
     """
     process_set = process_set_of(model)
     if runtime.rank() not in ranks_that_train(model) or not is_on():
@@ -136,7 +136,7 @@ def process_set_of(model: keras.Model) -> ProcessSet | None:
 
 
 def ranks_that_train(model: keras.Model) -> Sequence[int]:
-    """Returns the ranks whose models have to be equal; empty if it is only one."""
+    """Returns the ranks whose models have to be equal; empty for a single rank."""
     ranks = members_of(process_set_of(model))
     return ranks if len(ranks) > 1 else ()
 

@@ -36,35 +36,35 @@ class TrainingState:
 
         Args:
             where: the callback and its hook, for errors.
-            all_or_none: whether a change of one variable, or of the epoch, counts as a
-                change of all variables, which may have differed between ranks before.
+            all_or_none: whether a change of one variable, or of the epoch, is treated
+                as a change of all variables, which may have differed between ranks.
 
         Returns:
-            "stop" (whether to stop), "initial_epoch" (None or the new one), "built"
-            (whether each optimizer is built), "changed" (indices of the variables in
-            `variables_of`).
+            A dict with "stop" (whether to stop), "initial_epoch" (the new epoch or
+            None), "built" (whether each optimizer is built) and "changed" (indices of
+            changed variables in `variables_of`).
 
         Raises:
-            RuntimeError: a change that cannot be sent.
+            RuntimeError: a change cannot be broadcast.
         """
         model = self._model
         if self._with_values and len(model.weights) != self._weights:
             raise RuntimeError(
-                f"{where} made variables of the model on rank 0 only. Build the model "
-                "on every rank before fit, e.g. with a keras.Input."
+                f"{where} created variables of the model on rank 0 only. Build the "
+                "model on every rank before fit, e.g. with a keras.Input."
             )
         now_built = _built(model)
         if now_built[1:] != self._built[1:]:
             raise RuntimeError(
-                f"{where} built an optimizer on rank 0 only, which is not the one that "
-                "model.compile was given: the others do not know its variables. Build "
-                "it on every rank before fit."
+                f"{where} built an optimizer on rank 0 only. It is not the optimizer "
+                "passed to model.compile, so its variables are unknown on the other "
+                "ranks. Build it on every rank before fit."
             )
         rates = _rate_objects(optimizers_of(model))
         if any(rates.get(one) is not old for one, old in self._rates.items()):
             raise RuntimeError(
-                f"{where} replaced the learning rate by another object on rank 0 only. "
-                "Let the callback run on every rank, without RankZeroOnly."
+                f"{where} replaced the learning rate object on rank 0 only. Run the "
+                "callback on every rank, without RankZeroOnly."
             )
         changed: list[int] = []
         if self._with_values:
@@ -112,7 +112,7 @@ def share(
 
 
 def wants_to_stop(model: keras.Model) -> bool:
-    """Whether a callback has asked to stop; False before the first fit."""
+    """Returns whether a callback has asked to stop; False before the first fit."""
     return bool(getattr(model, "stop_training", False))
 
 

@@ -38,10 +38,11 @@ class BroadcastInitialState(RankCallback):
     built before `fit`.
 
     In a later `fit`, if all ranks have trained for the same number of steps and have
-    equal weights, the state of each rank is kept: local variables (`local_variables`)
-    with their slots, and accumulated gradients (`gradient_accumulation_steps`). If the
-    ranks differ, because one has loaded another state, they get these from `root` too.
-    (Accumulated gradients with a `weight` are then discarded, with a warning.)
+    equal weights, each rank keeps its local variables (`local_variables`) with their
+    slots, and its accumulated gradients (`gradient_accumulation_steps`). If the ranks
+    differ, because one of them has loaded a different state, all ranks get this state
+    from `root`, too. Accumulated gradients with a `weight` are then discarded, with a
+    warning.
 
     The random number generators of layers (dropout, noise, augmentation) are also
     derived from those of `root`. By default each rank gets a different seed, so that
@@ -53,17 +54,17 @@ class BroadcastInitialState(RankCallback):
     and has to be equal.
 
     Args:
-        root: rank whose state all others take; default: the lowest that trains the
+        root: rank whose state is broadcast; default: the lowest rank that trains the
             model, which is 0 unless its optimizer has a `process_set`.
-        seed_generators: "distinct" (default): a random stream for each rank; "equal":
-            the stream of `root` on all ranks.
+        seed_generators: "distinct" (default) for a different random stream on each
+            rank, or "equal" for the stream of `root` on all ranks.
 
     Raises:
-        ValueError: `seed_generators` is invalid; at the start of `fit`, if the model's
+        ValueError: `seed_generators` is invalid. At the start of `fit`: the model's
             optimizer does not reduce gradients, or `root` does not train the model.
-        RuntimeError: after a step, if it created weights, which were not broadcast.
-        tfdist.MismatchError: at the start of `fit`, if the ranks' variables or the
-            state of their preprocessing layers differ.
+        RuntimeError: after a step: the step created weights, which were not broadcast.
+        tfdist.MismatchError: at the start of `fit`: the ranks' variables or the state
+            of their preprocessing layers differ.
 
     Example:
         >>> import tfdist
@@ -81,7 +82,7 @@ class BroadcastInitialState(RankCallback):
         self._unsent: UnsyncedWeights | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the root and the choice of random streams."""
+        """Returns `root` and `seed_generators`."""
         return {"root": self.root, "seed_generators": self.seed_generators}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -141,7 +142,7 @@ class BroadcastInitialState(RankCallback):
             self._unsent = UnsyncedWeights(model, why_unbuilt)
 
     def _all_go_on(self, mark: str, root: int) -> bool:
-        """Whether all ranks continue one training, so that their own state is kept."""
+        """Returns whether all ranks continue the same training and keep their state."""
         told = gather_from_all(
             mark,
             "BroadcastInitialState",
@@ -152,8 +153,8 @@ class BroadcastInitialState(RankCallback):
             return False
         if len(set(told)) > 1 and runtime.rank() == root:
             _logger.warning(
-                "The ranks begin fit with different weights: all take the state of "
-                "rank %d, also local variables and accumulated gradients.",
+                "The ranks begin fit with different weights. All ranks use the state "
+                "of rank %d, including local variables and accumulated gradients.",
                 root,
             )
         return len(set(told)) == 1

@@ -99,16 +99,16 @@ class Checkpoint(RankCallback):
         if not self.filepath.endswith(endings):
             hint = ""
             if self.filepath.endswith(".weights.h5"):
-                hint = " End it so, or pass save_weights_only=True."
+                hint = " Use this ending, or pass save_weights_only=True."
             raise ValueError(
                 f"Expected a filepath that ends in {endings[0]!r}, got "
                 f"{self.filepath!r}.{hint}"
             )
         if "://" in self.filepath:
             raise ValueError(
-                "Expected a filepath in a folder of this machine, or mounted there, "
-                f"got {self.filepath!r}: a whole file is renamed at the end, which "
-                "remote file systems cannot do. Copy what is saved, or write "
+                "Expected a filepath in a local or mounted folder, got "
+                f"{self.filepath!r}. Checkpoint renames the complete file, which "
+                "remote file systems cannot do. Copy the saved files, or use "
                 "RankZeroOnly(keras.callbacks.ModelCheckpoint(...))."
             )
         _check_names(self.filepath)
@@ -125,8 +125,8 @@ class Checkpoint(RankCallback):
             raise ValueError(f"Expected keep of at least 1 or None, got {keep!r}.")
         if initial_value_threshold is not None and not save_best_only:
             raise ValueError(
-                "Expected initial_value_threshold with save_best_only=True only, which "
-                f"compares with it, got {initial_value_threshold!r}."
+                "Expected initial_value_threshold with save_best_only=True only, got "
+                f"{initial_value_threshold!r}."
             )
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"Expected mode 'auto', 'min' or 'max', got {mode!r}.")
@@ -167,7 +167,7 @@ class Checkpoint(RankCallback):
             self.save_now(logs or {}, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if `save_freq` is "epoch"."""
+        """Saves if `save_freq` is "epoch"."""
         if self.save_freq == "epoch":
             self.save_now(logs or {}, None)
 
@@ -175,7 +175,7 @@ class Checkpoint(RankCallback):
         """Saves on rank 0; all ranks call it, and return or raise together.
 
         Args:
-            logs: the metrics so far, for the name and `monitor`.
+            logs: the current metrics, for the name and `monitor`.
             batch: the step in the epoch, from 0; None at the end of an epoch.
         """
         check_not_torn()
@@ -215,7 +215,7 @@ class Checkpoint(RankCallback):
             sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
 
     def _is_not_validated(self) -> bool:
-        """Whether `monitor` belongs to a validation that this epoch skips."""
+        """Returns whether `monitor` belongs to a validation that this epoch skips."""
         return self.monitor.startswith("val_") and leaves_out_validation(
             self.model, self._epoch
         )
@@ -273,7 +273,7 @@ class _Nothing:
 
 
 def between_updates(model: keras.Model) -> bool:
-    """Whether there are accumulated gradients, which differ between ranks."""
+    """Returns whether there are accumulated gradients, which differ between ranks."""
     return is_between_updates(model.optimizer)
 
 
@@ -315,7 +315,7 @@ def _mode_of(monitor: str, model: keras.Model) -> str:
     if name.endswith("loss"):
         return "min"
     raise ValueError(
-        "Expected a monitor of which the model says whether more of it is better, one "
-        f"of {sorted(modes)}, got {monitor!r}. Pass mode='max' to keep the model with "
-        "the largest value, mode='min' for the smallest."
+        "Expected a monitor whose better direction is known from the model, one of "
+        f"{sorted(modes)}, got {monitor!r}. Pass mode='max' to keep the model with the "
+        "largest value, or mode='min' for the smallest."
     )

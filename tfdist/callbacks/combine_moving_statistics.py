@@ -14,25 +14,25 @@ class CombineMovingStatistics(RankCallback):
 
     It calls `tfdist.layers.combine_moving_statistics` before an evaluation, in `fit`
     and in `model.evaluate(..., callbacks=[CombineMovingStatistics()])`, and at the end
-    of every epoch. So all ranks evaluate and save the same model. Training itself is
-    unaffected (see that function).
+    of every epoch. All ranks therefore evaluate and save the same model. Training is
+    not affected, see `combine_moving_statistics`.
 
     Put it before callbacks that save or evaluate the model, such as
-    `keras.callbacks.ModelCheckpoint`; its order with `MetricAverage` does not matter.
-    `tfdist.callbacks.Checkpoint` combines the statistics that it saves itself, also
-    between epochs. With `SyncBatchNormalization` the statistics are equal already.
+    `keras.callbacks.ModelCheckpoint`; it may come before or after `MetricAverage`.
+    `tfdist.callbacks.Checkpoint` combines statistics before each save, also within
+    epochs. With `SyncBatchNormalization` the statistics are already equal.
 
     Args:
         weight: weight of this rank's data, for example its batch size if batch sizes
-            differ between ranks; default 1.0, the same for all.
-        process_set: the ranks that take part; only these use it; default: those that
-            train the model.
+            differ between ranks; default 1.0, the same for all ranks.
+        process_set: the ranks that take part; only these ranks use the callback.
+            Default: the ranks that train the model.
 
     Raises:
-        ValueError: at the first use, on all ranks: a rank's weight is not finite or
-            negative, or all are 0.
-        tfdist.MismatchError: likewise: the ranks' layers differ, or only some of the
-            ranks validate.
+        ValueError: at the first use: a rank's weight is negative or not finite, or all
+            weights are 0. All ranks raise it.
+        tfdist.MismatchError: at the first use: the ranks' layers differ, or only some
+            ranks validate. All ranks raise it.
 
     Example:
         >>> import keras, tfdist

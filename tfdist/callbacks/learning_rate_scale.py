@@ -30,14 +30,14 @@ class LearningRateScale(RankCallback):
     unscaled, so it is scaled.
 
     Args:
-        multiplier: factor of the rate, above 0; default: the number of ranks that
-            train the model: `tfdist.size()`, or that of the optimizer's process set.
+        multiplier: factor of the rate, above 0. Default: the number of ranks that train
+            the model, i.e. `tfdist.size()` or the size of the optimizer's process set.
 
     Raises:
-        ValueError: `multiplier` is not above 0; at the start of `fit`, if the model has
-            no optimizer, or several that train with the gradients of all ranks.
-        tfdist.MismatchError: at the start of `fit`, if the ranks' multipliers differ.
-        TypeError: at the start of `fit`, if the rate is a function.
+        ValueError: `multiplier` is not above 0. At the start of `fit`: the model has no
+            optimizer, or several that train with the gradients of all ranks.
+        tfdist.MismatchError: at the start of `fit`: the ranks' multipliers differ.
+        TypeError: at the start of `fit`: the rate is a function.
 
     Example:
         >>> import tfdist
@@ -73,8 +73,8 @@ class LearningRateScale(RankCallback):
             if runtime.rank() == self._first:
                 _logger.warning(
                     "LearningRateScale: the optimizer has taken %d steps, so its "
-                    "learning rate, %g, is taken for the scaled one of an earlier "
-                    "training, and stays as it is.",
+                    "learning rate, %g, is assumed to be already scaled and is not "
+                    "changed.",
                     steps,
                     rate.base,
                 )

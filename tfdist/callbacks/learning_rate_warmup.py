@@ -48,8 +48,8 @@ class LearningRateWarmup(RankCallback):
     `tfdist.optimizers.MomentumSGD` and `LARS` unless they do this themselves; other
     optimizers keep the rate outside of their momentum and need no correction.
 
-    An optimizer is warmed up once, also over several calls of `fit`; another optimizer
-    that uses the same callback is warmed up too.
+    An optimizer is warmed up only once, also over several calls of `fit`. If a
+    different optimizer uses the same callback, it is warmed up, too.
 
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
     first of them.
@@ -64,19 +64,20 @@ class LearningRateWarmup(RankCallback):
 
     Args:
         warmup_epochs: epochs of warm-up, may be a fraction; default 5.
-        steps_per_epoch: default: that of `fit`, on the rank with the most steps;
-            required if `fit` does not know it.
-        momentum_correction: default True.
-        target: rate at the end; default: the optimizer's rate when training starts, or
-            the rate computed from it in a resumed training. Not for a schedule.
+        steps_per_epoch: steps of an epoch; default: the `steps_per_epoch` of `fit`, on
+            the rank with the most steps. Required if `fit` does not know this number.
+        momentum_correction: whether to scale velocities; default True.
+        target: rate at the end of the warm-up; default: the optimizer's rate when
+            training starts, or the rate computed from it in a resumed training. Not
+            allowed for a schedule.
         verbose: 1: rank 0 prints when the warm-up is over; default 0.
 
     Raises:
-        ValueError: `warmup_epochs`, `steps_per_epoch` or `target` is not above 0, or
-            `steps_per_epoch` is missing (on all ranks, if on any); at the start of
-            `fit`, if there is a `target` for a schedule, or the model has no optimizer,
-            or several that train with the gradients of all ranks.
-        TypeError: at the start of `fit`, if the rate is a function.
+        ValueError: `warmup_epochs`, `steps_per_epoch` or `target` is not above 0. At
+            the start of `fit`: `steps_per_epoch` is missing on any rank, `target` is
+            given for a schedule, or the model has no optimizer, or several that train
+            with the gradients of all ranks.
+        TypeError: at the start of `fit`: the rate is a function.
 
     Example:
         >>> import tfdist
@@ -127,7 +128,7 @@ class LearningRateWarmup(RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the number of steps and takes over the rate."""
+        """Determines the number of steps and the target rate."""
         super().on_train_begin(logs)
         optimizer = optimizer_of_one_rate(self.model, type(self).__name__)
         self._check_target(optimizer)
@@ -135,7 +136,7 @@ class LearningRateWarmup(RankCallback):
         steps = longest_epoch(own, "warmup.steps", self._ranks)
         if steps is None:
             raise ValueError(
-                "The number of steps in an epoch is unknown. Write "
+                "The number of steps in an epoch is unknown. Use "
                 "LearningRateWarmup(steps_per_epoch=...)."
             )
         self._steps = steps
@@ -156,7 +157,7 @@ class LearningRateWarmup(RankCallback):
             return
         step = self._epoch * self._steps + batch
         total = self.warmup_epochs * self._steps
-        if not self._acted:  # after on_train_begin of all callbacks, in any order
+        if not self._acted:  # on_train_begin of all callbacks has run
             self._acted = True
             self._target = self._take_over(step, total)
         if self._target is None:  # resumed after the warm-up
@@ -181,7 +182,8 @@ class LearningRateWarmup(RankCallback):
             size: number of ranks.
 
         Returns:
-            target / size at step 0, target from step `total` on, linear in between.
+            The rate: target / size at step 0, target from step `total` on, and linear
+            in between.
 
         Example:
             >>> LearningRateWarmup.rate_at(5, 10, 0.4, 4)
@@ -194,9 +196,9 @@ class LearningRateWarmup(RankCallback):
         if self.target is not None and isinstance(rate, Schedule):
             raise ValueError(
                 f"{type(self).__name__}(target={self.target!r}) was given for a "
-                f"learning rate that is a schedule ({type(rate).__name__}). A schedule "
-                "says itself which rate it reaches: the warm-up multiplies it by what "
-                "rises to 1. Leave target out, also where a training is resumed."
+                f"learning rate that is a schedule ({type(rate).__name__}). The "
+                "warm-up multiplies a schedule by a factor that rises to 1, so it "
+                "needs no target. Leave out target, also when resuming a training."
             )
 
     def _take_over(self, step: int, total: float) -> float | None:
@@ -215,7 +217,7 @@ class LearningRateWarmup(RankCallback):
             return float(type(self._rate_number())(self.target))
         now = self._rate.get()
         current, target = _warmups.get(optimizer, (None, None))
-        if current == now:  # by another of these callbacks, in another fit
+        if current == now:  # set by a different callback in an earlier fit
             return target
         if not resumed or self._is_set_elsewhere():
             return now
@@ -231,7 +233,7 @@ class LearningRateWarmup(RankCallback):
         return epoch * self._steps + batch - batch % int(self.model.steps_per_execution)
 
     def _is_set_elsewhere(self) -> bool:
-        """Whether another callback sets the rate at the beginning of an epoch."""
+        """Returns whether a LearningRateScheduler sets the rate of each epoch."""
         kind = keras.callbacks.LearningRateScheduler
         inner = [getattr(one, "callback", one) for one in self._listed]
         return any(isinstance(one, kind) for one in inner)
@@ -247,16 +249,16 @@ class LearningRateWarmup(RankCallback):
         if factor < 1 and runtime.rank() == self._first:
             _logger.warning(
                 "LearningRateWarmup: the optimizer has taken %d steps, so its learning "
-                "rate, %g, is taken for that of step %d of this warm-up, which rises "
-                "to %g.%s If that is wrong, give it target=.",
+                "rate, %g, is assumed to be the rate of step %d of this warm-up, which "
+                "rises to %g.%s If this is wrong, pass target=.",
                 taken,
                 self._rate.get(),
                 last,
                 target,
                 ""
                 if is_exact
-                else " A rate beside that one fits as well, because rates are rounded: "
-                "for the bits of a training that was not interrupted give it target=.",
+                else " An adjacent target is also possible, because rates are rounded. "
+                "For bitwise the same training as without interruption, pass target=.",
             )
         return target
 

@@ -22,36 +22,37 @@ _VALIDATION = "val_"
 
 
 class MetricAverage(RankCallback):
-    """Replaces the metrics of an epoch by those over the samples of all ranks.
+    """Replaces the metrics of an epoch by metrics over the samples of all ranks.
 
-    This is exact even if ranks have different numbers of samples: the sums and counts
-    inside the metrics are added over the ranks, and the results are recomputed. So a
-    mean weights all samples equally, and a metric that is not a mean (AUC, F1, R2) is
-    that of the whole data. This applies to training and validation metrics. It works
-    for all Keras metrics; a custom metric needs an attribute `tfdist_merge`
-    (`docs/evaluation.md`). Other numbers in the logs (e.g. from a custom `train_step`)
-    are averaged, weighted by the ranks' numbers of samples.
+    Results are exact even if ranks have different numbers of samples: the sums and
+    counts in the metrics are added over the ranks, and the results are recomputed. A
+    mean therefore weights all samples equally, and a metric that is not a mean (AUC,
+    F1, R2) is computed from the data of all ranks. This applies to training and
+    validation metrics. It works for all Keras metrics; a custom metric needs an
+    attribute `tfdist_merge` (`docs/evaluation.md`). Other numbers in the logs (e.g.
+    from a custom `train_step`) are averaged, weighted by the ranks' numbers of samples.
 
     Outside of `fit` use `tfdist.evaluate`, which splits the data itself.
-    `model.evaluate` on sharded data gives local metrics, unless it gets this callback
-    too: `model.evaluate(share, callbacks=[MetricAverage()])` returns the metrics of all
-    ranks' samples. It needs data with a known number of steps, as from
-    `tfdist.data.shard`, and all ranks have to call it.
+    `model.evaluate` on sharded data returns local metrics, unless it gets this
+    callback: `model.evaluate(share, callbacks=[MetricAverage()])` returns the metrics
+    over the samples of all ranks. The data need a known number of steps, as from
+    `tfdist.data.shard`, and all ranks have to call `model.evaluate`.
 
     Put it before callbacks that use metrics: it changes the logs in place, so these
-    callbacks, the history and the progress bar get equal numbers on all ranks. An
-    earlier callback may evaluate the model at the end of an epoch, which overwrites the
-    metrics, only if the number of steps is known (as with `tfdist.data.shard`) and all
-    are taken, or if the epoch has a validation; otherwise it is an error.
+    callbacks, the history and the progress bar get equal numbers on all ranks. If an
+    earlier callback evaluates the model at the end of an epoch, it overwrites the
+    metrics. This is only allowed if the number of steps is known (as with
+    `tfdist.data.shard`) and all steps are taken, or if the epoch has a validation;
+    otherwise it raises a `ValueError`.
 
     Raises:
-        ValueError: at the start, if a metric does not say how its states are combined.
-            On all ranks, at the end of an epoch, if an earlier callback has changed the
-            metrics or the logs and the old values are lost.
-        tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
-            different names.
-        NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
-            custom `test_step` returns values that are not metrics.
+        ValueError: at the start: a metric does not define how its states are combined.
+            At the end of an epoch, on all ranks: an earlier callback has changed the
+            metrics or the logs, and the old values are lost.
+        tfdist.MismatchError: at the end of an epoch: the ranks' logs have different
+            names.
+        NotImplementedError: in `evaluate`: the number of steps is unknown, or a custom
+            `test_step` returns values that are not metrics.
 
     Example:
         >>> import keras, tfdist
@@ -70,7 +71,7 @@ class MetricAverage(RankCallback):
         self._warned: set[str] = set()
 
     def set_model(self, model: keras.Model) -> None:
-        """Called at the start of `fit` and of an `evaluate` outside of it."""
+        """Stores the model at the start of `fit`, or of `evaluate` outside of `fit`."""
         super().set_model(model)
         self._in_epoch = False
 
@@ -108,16 +109,16 @@ class MetricAverage(RankCallback):
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Combines the metrics over the ranks at the last step of `evaluate`.
 
-        At `on_test_end` it is too late: Keras has already read the results.
+        `on_test_end` would be too late, because Keras has already read the results.
         """
         if self._in_epoch or batch + 1 < self.params["steps"]:
             return
         names = set(results_of(self.model))
         if names != set(logs or {}):
             raise NotImplementedError(
-                "MetricAverage in model.evaluate averages the model's metrics, which "
-                f"are {sorted(names)}, but its test_step returned {sorted(logs or {})}"
-                ". Evaluate all the data on each rank instead, without the callback."
+                "MetricAverage in model.evaluate averages the model's metrics "
+                f"{sorted(names)}, but test_step returned {sorted(logs or {})}. "
+                "Evaluate all the data on each rank instead, without the callback."
             )
         now = Snapshot(self.model)
         exchange_logs(logs or {}, {"": now}, self._ranks)
@@ -132,8 +133,8 @@ class MetricAverage(RankCallback):
         elif not self._combined:
             raise NotImplementedError(
                 f"MetricAverage: model.evaluate ended before step "
-                f"{self.params['steps']}, so the metrics were not averaged. Let every "
-                "rank evaluate all its steps."
+                f"{self.params['steps']}, so the metrics were not averaged. Evaluate "
+                "all steps on every rank."
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -166,8 +167,8 @@ class MetricAverage(RankCallback):
     def _changed(self, logs: dict[str, Any]) -> list[str]:
         """Returns the metrics that have changed since Keras put them into `logs`.
 
-        Only the steps and loop of Keras are certain to do that, and a rank without any
-        step has the logs of another rank.
+        Only with the steps and the loop of Keras is it certain that metrics are put
+        into `logs`. A rank without any step has the logs of a different rank.
         """
         own_step = type(self.model).train_step is not keras.Model.train_step
         if own_step or not self._has_steps or not is_in_fit(self.model):
@@ -188,8 +189,8 @@ class MetricAverage(RankCallback):
             first = members_of(self._ranks)[0]
             if key not in self._warned and runtime.rank() == first:
                 _logger.warning(
-                    "Cannot tell how many samples are behind %r; the ranks are "
-                    "weighted alike. Return it from a keras.metrics.Metric of the "
+                    "The number of samples for %r is unknown, so all ranks have equal "
+                    "weight. Return the value from a keras.metrics.Metric of the "
                     "model.",
                     key,
                 )
@@ -202,9 +203,9 @@ def _check_can_evaluate(params: dict[str, Any]) -> None:
     runtime.check_initialized()
     if params.get("steps") is None:
         raise NotImplementedError(
-            "Expected data of a known number of steps for MetricAverage in "
-            "model.evaluate, got data of unknown length. Write data from "
-            "tfdist.data.shard, or pass steps=..., the same on every rank."
+            "Expected data with a known number of steps for MetricAverage in "
+            "model.evaluate, got data of unknown length. Use tfdist.data.shard, or "
+            "pass the same steps=... on every rank."
         )
 
 
@@ -216,8 +217,8 @@ def exchange_logs(
 ) -> list[dict[str, Any]]:
     """Gathers names, numbers and sample counts of all ranks; checks the names.
 
-    Otherwise, a rank whose logs have an additional name would wait for the other ranks
-    forever, or in an operation of another shape.
+    Without this check, a rank with an additional name in its logs would wait for the
+    other ranks forever, or take part in an operation with a different shape.
 
     Args:
         logs: the logs of the epoch on this rank.
@@ -226,8 +227,8 @@ def exchange_logs(
         changed: metrics that do not match the logs any more.
 
     Raises:
-        tfdist.MismatchError: on all ranks, if the names or the states differ.
-        ValueError: on all ranks, if `changed` is not empty on any rank.
+        tfdist.MismatchError: the names or the states differ. All ranks raise it.
+        ValueError: `changed` is not empty on any rank. All ranks raise it.
     """
     own = {
         "names": sorted(logs),
@@ -255,9 +256,9 @@ def exchange_logs(
                 )
         if other["changed"]:
             raise ValueError(
-                f"Expected the metrics of the epoch in MetricAverage, got others for "
-                f"{other['changed']} on rank {rank}: a callback before it has "
-                "evaluated the model, reset its metrics or changed the logs in "
+                f"Expected the metrics of the epoch in MetricAverage, got different "
+                f"values for {other['changed']} on rank {rank}. An earlier callback "
+                "has evaluated the model, reset its metrics or changed the logs in "
                 "on_epoch_end. Put MetricAverage before it in the list of callbacks."
             )
     return shared

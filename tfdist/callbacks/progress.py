@@ -22,7 +22,7 @@ EXPOSED = "exposed_communication"
 EPOCH_S = "epoch_s"
 SLOWEST = "slowest_rank"
 WAITED = "waited_for_slowest"
-_WORTH_A_WORD = 0.1  # of the time of the steps
+_WORTH_A_WORD = 0.1  # share of the step time from which the slowest rank is shown
 
 
 class Progress(RankCallback):
@@ -52,25 +52,26 @@ class Progress(RankCallback):
 
     Numbers that could not be measured in an epoch are NaN.
 
-    It takes the core's records of finished operations after every step, so these are
-    not available to other code (`native.take_records`).
+    It removes the core's records of finished operations after every step, so other code
+    cannot read them (`native.take_records`).
 
     Args:
-        global_batch: samples of all ranks in one step as Keras counts steps: with
-            gradient accumulation, those of one micro-batch.
+        global_batch: samples of all ranks in one step as counted by Keras. With
+            gradient accumulation, this is one micro-batch.
         unit: name of a sample in the line, e.g. "images".
         total_epochs: epoch at which the whole training ends; default `epochs` of the
             `fit`.
-        steps_per_epoch: steps of a whole epoch; default: that of Keras. If unknown, the
-            number of steps of the first epoch is used from the second epoch on.
+        steps_per_epoch: steps of a whole epoch; default: the number in Keras. If it is
+            unknown, the number of steps of the first epoch is used from the second
+            epoch on.
         first_step: steps of the first epoch that an earlier run has taken; needs
             `steps_per_epoch`.
-        every_s: seconds between two lines; default 0.25 on a terminal, else 10.
+        every_s: seconds between two lines; default 0.25 on a terminal, otherwise 10.
         file: text stream for the line; default standard output.
 
     Raises:
         ValueError: an argument is invalid.
-        tfdist.MismatchError: at the start of `fit`, on all ranks, if their arguments
+        tfdist.MismatchError: at the start of `fit`, on all ranks: their arguments
             differ.
 
     Example:
@@ -99,9 +100,9 @@ class Progress(RankCallback):
         self.first_step = _count("first_step", first_step, 0)
         if self.first_step >= (self.steps_per_epoch or 1) and self.first_step > 0:
             raise ValueError(
-                "Expected first_step, the steps of the first epoch that are done "
-                f"already, to be below steps_per_epoch, got first_step={first_step} "
-                f"and steps_per_epoch={steps_per_epoch}. Give both."
+                "Expected first_step, the number of completed steps of the first "
+                f"epoch, to be below steps_per_epoch, got first_step={first_step} "
+                f"and steps_per_epoch={steps_per_epoch}. Pass both."
             )
         if every_s is not None and not every_s > 0:
             raise ValueError(f"Expected every_s above 0 seconds, got {every_s!r}.")
@@ -114,7 +115,7 @@ class Progress(RankCallback):
         self.every_s = every_s
         self._file = file
         self._display: Display | None = None
-        self._done_before = self.first_step  # steps of this epoch, by an earlier run
+        self._done_before = self.first_step  # steps of this epoch in an earlier run
         self._known_steps: int | None = None
         self._forget()
 
@@ -143,7 +144,7 @@ class Progress(RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model, if it is in `fit`."""
+        """Checks the model if `fit` runs."""
         if self._is_compiled:
             super().on_train_begin(logs)
         runtime.check_initialized()
@@ -174,7 +175,7 @@ class Progress(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Starts the clock at the first step; other steps begin where one has ended."""
+        """Starts the clock at the first step; each later step begins at its end."""
         if self._is_compiled:
             super().on_train_batch_begin(batch, logs)
         if self._step > 0:
@@ -184,7 +185,7 @@ class Progress(RankCallback):
             self._pauses_s[-1:] = [now_s - self._last_step_s]
         self._last_step_s = now_s
         if not self._alone:
-            native.take_records()  # drops those of validation and callbacks
+            native.take_records()  # drops the records of validation and callbacks
             self._waited_from_s = self._waited_until_s = _waited_s()
         if self._display is not None and self._display.is_terminal:
             self._show(self._display, "" if self._is_warm else "first step", now_s)
@@ -250,7 +251,7 @@ class Progress(RankCallback):
         if self._alone:
             watched_s = took_s
         elif engines.chosen() is not None:
-            pass  # it keeps no records, so communication is not measured
+            pass  # the engine keeps no records, so communication is not measured
         elif self._checked or not self._is_compiled:
             exposed_s = exposed_us(native.take_records()) / 1e6
             watched_s, exposed_s = (took_s, exposed_s) if self._watches else (0.0, 0.0)
@@ -272,7 +273,7 @@ class Progress(RankCallback):
     def _of_all_ranks(
         self, took_s: float
     ) -> tuple[float | None, float | None, float, tuple[float, float]]:
-        """Samples per second, exposed communication, duration, slowest rank."""
+        """Returns the speed, exposed communication, duration and slowest rank."""
         own = self._epoch_totals
         if own.steps == 0:  # the epoch has no other step
             own = self._epoch_cold
@@ -303,7 +304,7 @@ class Progress(RankCallback):
         if seconds <= 0 or engines.chosen() is not None:
             return math.nan, math.nan
         rank, cost_s = slowest(waited_s)
-        if rank is None:  # only one has data
+        if rank is None:  # only one rank has data
             return min(waited_s), 0.0
         return rank, min(1.0, cost_s / seconds)
 
@@ -311,7 +312,7 @@ class Progress(RankCallback):
 
     @property
     def _is_compiled(self) -> bool:
-        """Whether Keras trains the model, rather than a custom loop."""
+        """Returns whether Keras trains the model, rather than a custom loop."""
         return bool(getattr(self.model, "compiled", False))
 
     @property

@@ -23,49 +23,52 @@ _READS_ONLY = tuple(
 )
 _SAVES_WEIGHTS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 _REFUSED = {
-    "TerminateOnNaN": "it has to look at every rank's loss",
-    "SwapEMAWeights": "every rank has the averages and swaps them alike",
+    "TerminateOnNaN": "it has to check the loss on every rank",
+    "SwapEMAWeights": "every rank has the averages and has to swap them",
 }
 
 
 class RankZeroOnly(RankCallback):
     """Runs a Keras callback on rank 0 only and broadcasts its decisions.
 
-    For callbacks that write (CSVLogger, TensorBoard, ModelCheckpoint, BackupAndRestore,
-    your own). On the other ranks the callback is created, but its methods are not
-    called. At the beginning and the end of training and of each epoch, all ranks wait
-    for rank 0 and apply the changes that the callback made there (if the model's
-    optimizer has a `process_set`: the ranks of the set, for its lowest rank):
+    Use it for callbacks that write files (CSVLogger, TensorBoard, ModelCheckpoint,
+    BackupAndRestore, custom ones). On the other ranks the callback is created, but its
+    methods are not called. At the beginning and the end of training and of each epoch,
+    all ranks wait for rank 0 and apply the changes that the callback made on rank 0. If
+    the model's optimizer has a `process_set`, the ranks of the set wait for its lowest
+    rank. These changes are broadcast:
 
     - `model.stop_training`, and the initial epoch (BackupAndRestore);
-    - variables of the model and its optimizers (that of `compile`, and those that are
-      attributes), including learning rates: changed values are broadcast (the states
-      of random number generators are not);
-    - an exception: it is raised on rank 0, and on the other ranks as a
+    - variables of the model and its optimizers (the optimizer of `compile`, and
+      optimizers that are attributes), including learning rates, but not the states of
+      random number generators;
+    - an exception, which is raised on rank 0, and on the other ranks as a
       `tfdist.RankFailedError` that quotes it. The ranks stay connected.
 
-    The other hooks (steps, validation, prediction) do not communicate, so changes there
-    cannot be broadcast. In these hooks, a changed learning rate, or a stop without
-    `StopTogether` in the list, is an error. So are changed weights, which are checked
-    in the first call of each hook in each epoch. An exception in such a hook ends the
-    job on all ranks at once.
+    The other hooks (steps, validation, prediction) do not communicate, so their changes
+    cannot be broadcast. If such a hook changes a learning rate or weights, or sets
+    `stop_training` without `StopTogether` in the list, rank 0 raises an error. Weights
+    are checked in the first call of each hook in each epoch. An exception in such a
+    hook ends the job on all ranks immediately.
 
-    Other changes are not broadcast: attributes of layers, a new schedule as learning
-    rate (an error), a new train function, entries added to `logs`.
+    Other changes are not broadcast: attributes of layers, a new train function, or
+    entries added to `logs`. A new schedule as learning rate raises an error.
 
     Args:
-        callback: a Keras callback, created in the same way on every rank; available as
-            `callback`.
+        callback: a Keras callback, created in the same way on every rank. It is
+            available as the attribute `callback`.
         timeout_s: seconds that the other ranks wait for rank 0; default
             `TFDIST_TIMEOUT_S`.
 
     Raises:
         TypeError: `callback` is not a Keras callback.
-        ValueError: it is a tfdist callback, or one that has to run on all ranks.
-        RuntimeError: in `fit`, on all ranks: it made a change that cannot be broadcast.
-        tfdist.MismatchError: in `fit`, on rank 0: it called a collective operation,
-            e.g. `tfdist.evaluate` or the `fit` of a distributed model.
-        tfdist.RankFailedError: in `fit`, on the other ranks: it failed on rank 0.
+        ValueError: `callback` is a tfdist callback, or has to run on all ranks.
+        RuntimeError: in `fit`, on all ranks: the callback made a change that cannot be
+            broadcast.
+        tfdist.MismatchError: in `fit`, on rank 0: the callback called a collective
+            operation, e.g. `tfdist.evaluate` or the `fit` of a distributed model.
+        tfdist.RankFailedError: in `fit`, on the other ranks: the callback failed on
+            rank 0.
 
     Example:
         >>> import keras, tfdist
@@ -85,7 +88,7 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._looked_at: set[str] = set()
-        # Other hooks stay Keras's defaults, which Keras skips.
+        # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
             if hook.startswith(("on_test_", "on_predict_")):
                 setattr(self, hook, functools.partial(self._alone, hook))
@@ -201,9 +204,9 @@ class RankZeroOnly(RankCallback):
             _refuse(where, "the model's or the optimizer's variables")
         if changes["stop"] and not self._stops_together():
             raise RuntimeError(
-                f"{where} set model.stop_training on rank 0: the others would wait for "
-                "it in the next step. Put tfdist.callbacks.StopTogether() at the end "
-                "of the list of callbacks."
+                f"{where} set model.stop_training on rank 0. The other ranks would "
+                "wait for rank 0 in the next step. Put tfdist.callbacks.StopTogether() "
+                "at the end of the list of callbacks."
             )
 
     @property
@@ -237,9 +240,9 @@ def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
 
 def _refuse(where: str, what: str) -> None:
     raise RuntimeError(
-        f"{where} changed {what} on rank 0 only, in a hook that the ranks do not run "
-        "together. Change it in on_epoch_begin or on_epoch_end, or let the callback "
-        "run on every rank, without RankZeroOnly."
+        f"{where} changed {what} on rank 0 only, in a hook whose changes are not "
+        "broadcast. Make the change in on_epoch_begin or on_epoch_end, or run the "
+        "callback on every rank, without RankZeroOnly."
     )
 
 
@@ -252,7 +255,7 @@ def _check_wrappable(callback: Any) -> None:
     name = type(callback).__name__
     if isinstance(callback, RankCallback):
         raise ValueError(
-            f"tfdist.callbacks.{name} takes part on all ranks: put it into the list "
+            f"tfdist.callbacks.{name} has to run on all ranks: put it into the list "
             "of callbacks without RankZeroOnly."
         )
     reason = _REFUSED.get(kind_of(callback))

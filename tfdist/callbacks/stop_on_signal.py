@@ -24,7 +24,7 @@ _HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class StopOnSignal(RankCallback):
-    """Saves a checkpoint on a signal; then all ranks exit.
+    """Saves a checkpoint on a signal and then exits on all ranks.
 
     Batch systems and clouds send a signal some seconds before they reclaim a machine;
     Ctrl-C in `tfdistrun` reaches all ranks in the same way. The ranks agree on a step,
@@ -44,9 +44,9 @@ class StopOnSignal(RankCallback):
     the signal during a validation, it waits for the validation of the others.
 
     A rank whose data have ended (`UnevenData`) cannot save with the others. In this
-    case a signal ends the training of the epoch on all ranks, and the job before the
-    validation. If the model has validation data, all ranks need some. A second signal
-    has the effect that it had without this callback.
+    case, a signal ends the training of the epoch on all ranks, and then ends the job
+    before the validation. If the model has validation data, all ranks need some. A
+    second signal has the same effect as without this callback.
 
     The cost is one reduction of a single number before the first step, after each step,
     before and after each validation, and after each epoch.
@@ -55,9 +55,9 @@ class StopOnSignal(RankCallback):
         checkpoint: the callback that saves; it need not be in the callback list. Its
             `save_best_only` has to be False. A name without a value at that step, such
             as `{val_loss}`, is "none" in the file name.
-        signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (which Slurm's
-            `--signal=USR1@60` sends). They are handled only during `fit`, even if it
-            ends with an error; a custom loop has to call `on_train_end`.
+        signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (sent by Slurm with
+            `--signal=USR1@60`). They are handled only during `fit`, even if `fit` ends
+            with an error. A custom loop has to call `on_train_end`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
@@ -82,8 +82,8 @@ class StopOnSignal(RankCallback):
         super().__init__()
         if checkpoint.save_best_only:
             raise ValueError(
-                "Expected a Checkpoint that saves whatever there is, got one with "
-                "save_best_only=True. Give StopOnSignal a Checkpoint of its own."
+                "Expected a Checkpoint with save_best_only=False, got True. Pass a "
+                "separate Checkpoint to StopOnSignal."
             )
         self.checkpoint = checkpoint
         self.signals = tuple(signals)
@@ -109,7 +109,7 @@ class StopOnSignal(RankCallback):
 
     @property
     def meets_at_steps(self) -> bool:
-        """Returns True: it waits after each step."""
+        """Returns True, because this callback waits for all ranks after each step."""
         return True
 
     def set_model(self, model: Any) -> None:
@@ -127,8 +127,9 @@ class StopOnSignal(RankCallback):
         super().on_train_begin(logs)
         if not _is_main_thread():
             raise ValueError(
-                "tfdist.callbacks.StopOnSignal needs the main thread, which alone "
-                "handles signals in Python. Call fit there, or leave it out."
+                "tfdist.callbacks.StopOnSignal needs the main thread, the only thread "
+                "that can handle signals in Python. Call fit in the main thread, or "
+                "leave out StopOnSignal."
             )
         if not (self._listens and is_in_fit(self.model)):
             self._listen()
@@ -216,7 +217,7 @@ class StopOnSignal(RankCallback):
     def _asked(self, name: str) -> int:
         """Returns the signal that any rank received, the same on all ranks; or 0."""
         received = self._largest_of_all(self._received, name, self.timeout_s)
-        if received:  # if 0, keep a signal that has arrived meanwhile
+        if received:  # if 0, keep a signal that has arrived in the meantime
             self._received = received
         return received
 
@@ -234,7 +235,7 @@ class StopOnSignal(RankCallback):
         raise SystemExit(128 + received)
 
     def _can_all_save(self, own: bool) -> bool:
-        """Whether all ranks can save; a rank that has joined, counting 0, cannot."""
+        """Returns whether all ranks can save; a rank that has joined cannot."""
         if runtime.size() == 1:
             return own
         able = allreduce(
@@ -249,14 +250,14 @@ class StopOnSignal(RankCallback):
     # ---- signals of this process ----
 
     def _listen(self) -> None:
-        self._give_back()  # a fit that raised has not done so
+        self._give_back()  # an earlier fit that raised has not restored the handlers
         self._listens = True
         self._received = 0
         self._is_of_fit = is_in_fit(self.model)
         self._doing = "the start of fit"
         for number in self.signals:
             self._give_back_of_another(number)
-            # None: a handler that was not set by Python, and cannot be set again.
+            # None is a handler that was not set by Python and cannot be restored.
             self._before[number] = signal.getsignal(number) or signal.SIG_DFL
             signal.signal(number, self._note)
 
@@ -274,14 +275,14 @@ class StopOnSignal(RankCallback):
             return
         grace_s = runtime.setting("TFDIST_SIGNAL_GRACE_S")
         _logger.warning(
-            "%s during %s: a checkpoint is saved as soon as the ranks can%s.",
+            "%s during %s: a checkpoint is saved as soon as all ranks can save%s.",
             signal.Signals(number).name,
             self._doing,
-            f"; the launcher gives them {float(grace_s):g} s" if grace_s else "",
+            f"; the launcher waits {float(grace_s):g} s" if grace_s else "",
         )
 
     def _still_runs(self) -> bool:
-        """Whether training still runs; called in the main thread, which trains."""
+        """Returns whether training still runs; called in the main, training thread."""
         return not self._is_of_fit or is_in_fit(self.model)
 
     def _give_back(self) -> None:

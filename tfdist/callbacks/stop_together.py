@@ -16,20 +16,20 @@ class StopTogether(RankCallback):
     """Stops all ranks when a callback on any rank sets `model.stop_training`.
 
     All ranks stop at the end of the same step, or at the end of the same epoch if the
-    stop was decided there. With `steps_per_execution` above 1 a step here is one
-    execution, as for all callbacks. The cost is one reduction of a single number after
-    each step. Without it, if a rank stops on its own, the others wait in the next step
-    until `TFDIST_TIMEOUT_S`.
+    stop was decided at the end of the epoch. With `steps_per_execution` above 1, a step
+    is one execution, as for all callbacks. The cost is one reduction of a single number
+    after each step. Without this callback, if a single rank stops, the others wait in
+    the next step until `TFDIST_TIMEOUT_S`.
 
-    It has to be the last callback in the list, on all ranks, so that it runs after the
-    decisions of the others.
+    It has to be the last callback in the list on all ranks, so that it runs after the
+    decisions of the other callbacks.
 
     Args:
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: at the start of `fit`, if another callback follows it.
-        tfdist.TimeoutError: after a step, if the ranks have different numbers of steps.
+        ValueError: at the start of `fit`: this is not the last callback in the list.
+        tfdist.TimeoutError: after a step: the ranks have different numbers of steps.
 
     Example:
         >>> import keras, tfdist
@@ -43,7 +43,7 @@ class StopTogether(RankCallback):
 
     @property
     def meets_at_steps(self) -> bool:
-        """Returns True: it waits after each step."""
+        """Returns True, because this callback waits for all ranks after each step."""
         return True
 
     def on_train_batch_end(
@@ -66,4 +66,4 @@ class StopTogether(RankCallback):
         wish = self._largest_of_all(wish, "StopTogether", self.timeout_s)
         if wish and not was_set:
             self.model.stop_training = True
-            _logger.info("Training stops at %s, as rank %d wants.", when, wish - 1)
+            _logger.info("Training stops at %s, requested by rank %d.", when, wish - 1)

@@ -1,4 +1,4 @@
-"""UnevenData: training with different numbers of batches on the ranks."""
+"""UnevenData: training with a different number of batches on each rank."""
 
 from __future__ import annotations
 
@@ -25,48 +25,49 @@ from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
 class UnevenData(RankCallback):
-    """Lets every rank use all of its data, whatever its number of batches.
+    """Lets every rank use all of its data, even if numbers of batches differ.
 
-    A rank whose data end earlier in an epoch takes part in the reductions of the others
-    (`tfdist.join`) until the data of all ranks have ended. Then it gets the weights and
-    the optimizer's state of a rank that has taken every step. So each sample is used
-    once, and all ranks continue from the same state. A rank may also have no batch at
-    all in an epoch.
+    If a rank's data end early in an epoch, it takes part in the reductions of the other
+    ranks (`tfdist.join`) until the data of all ranks have ended. Then it gets the
+    weights and the optimizer's state of a rank that has taken every step. Each sample
+    is therefore used once, and all ranks continue from the same state. A rank may also
+    have no batch at all in an epoch.
 
-    The gradient of each step is that of the mean over the samples of all ranks in this
-    step, as in one process, even if batch sizes differ between ranks. A loss with a
-    mask (`Masking`, `mask_zero`, `ignore_class`) is the mean over the unmasked elements
-    of all ranks. The metrics of `MetricAverage` weight all samples equally. Moving
-    statistics of batch normalisation differ between ranks (`CombineMovingStatistics`),
-    unless the layer is synchronised; a rank without any batch in an epoch gets those of
-    a rank that has taken every step.
+    Each step uses the gradient of the mean over the samples of all ranks, as in one
+    process, even if batch sizes differ between ranks. A loss with a mask (`Masking`,
+    `mask_zero`, `ignore_class`) is the mean over the unmasked elements of all ranks.
+    `MetricAverage` weights all samples equally. Moving statistics of batch
+    normalisation differ between ranks (`CombineMovingStatistics`), unless the layer is
+    synchronised. A rank without any batch in an epoch gets the moving statistics of a
+    rank that has taken every step.
 
     It has to be the first tfdist callback in the list. Data from `tfdist.data.shard`
     have the same number of batches on all ranks and do not need it.
 
     Args:
-        weighted: whether batches are weighted by their numbers of samples, default
-            True. The cost is one message of 16 bytes per step, another one for each
-            loss with a mask, and with `jit_compile=True` training does not use XLA.
-            False: all batches of a step have equal weight; for batches of equal sizes,
-            and for a custom `train_step` that does not call `self.compute_loss`. In a
-            custom `compute_loss` the losses of `compile` are weighted like this; other
-            losses are assumed to be means over samples.
+        weighted: whether batches are weighted by their numbers of samples; default
+            True. The cost is one message of 16 bytes per step and one more for each
+            loss with a mask. With `jit_compile=True`, training then does not use XLA.
+            If False, all batches of a step have equal weight. Use False for batches of
+            equal sizes, or for a custom `train_step` that does not call
+            `self.compute_loss`. In a custom `compute_loss`, the losses of `compile` are
+            weighted in this way; other losses are assumed to be means over samples.
         timeout_s: seconds for which ranks that still have data may go without a
             reduction; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: an argument is invalid. At the start of `fit`: another tfdist
-            callback precedes it; or, if `weighted`, the optimizer sums gradients
+        ValueError: an argument is invalid. At the start of `fit`: a different tfdist
+            callback precedes this one, or, if `weighted`, the optimizer sums gradients
             instead of averaging, or a loss is a sum over samples or is divided by the
             sum of their weights (any `reduction` but "sum_over_batch_size" and "mean").
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
-            (a rank whose data end in between would lose some) or has local variables;
-            `steps_per_execution` is above 1 with a callback in which the ranks wait for
-            each other after each execution; or a `Checkpoint` counts steps.
+            (a rank whose data end within an accumulation would lose some) or has local
+            variables, `steps_per_execution` is above 1 with a callback in which the
+            ranks wait for each other after each execution, or a `Checkpoint` counts
+            steps.
         RuntimeError: after the first step, if `weighted` and the `train_step` did not
             call `self.compute_loss`.
-        tfdist.MismatchError: on all ranks, if a rank broadcasts from a rank whose data
+        tfdist.MismatchError: on all ranks: a rank broadcasts from a rank whose data
             have ended.
 
     Example:
@@ -82,7 +83,7 @@ class UnevenData(RankCallback):
         super().__init__()
         if weighted not in (True, False):
             raise ValueError(f"Expected weighted=True or False, got {weighted!r}.")
-        native.timeout_of(timeout_s)  # raises if it is invalid
+        native.timeout_of(timeout_s)  # raises if timeout_s is invalid
         self.weighted = weighted
         self.timeout_s = timeout_s
         self._steps = 0
@@ -122,7 +123,7 @@ class UnevenData(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Arranges to build the metrics, which a rank without any batch needs too."""
+        """Schedules building the metrics, which a rank without batches needs, too."""
         super().on_train_batch_begin(batch, logs)
         if self._builds:
             self._builds = False
@@ -137,9 +138,9 @@ class UnevenData(RankCallback):
         if self.weighted and not self._weights_seen:
             raise RuntimeError(
                 "UnevenData weights the batches of the ranks in model.compute_loss, "
-                "which this train_step does not call. Write UnevenData(weighted=False)"
-                ", and give tape.gradient(..., weight=...) or optimizer.apply(..., "
-                "weight=...) the number of samples where batches differ in size."
+                "which this train_step does not call. Use UnevenData(weighted=False). "
+                "If batches differ in size, pass the number of samples to "
+                "tape.gradient(..., weight=...) or optimizer.apply(..., weight=...)."
             )
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -219,21 +220,21 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
     if getattr(base_optimizer(model), "gradient_accumulation_steps", None):
         raise NotImplementedError(
             "UnevenData cannot be used with gradient_accumulation_steps: a rank whose "
-            "data end between two updates would lose what it has added up. Deal out "
-            "the data with tfdist.data.shard(...), in equal numbers of batches, and "
-            "leave UnevenData out."
+            "data end between two updates would lose its accumulated gradients. Use "
+            "tfdist.data.shard(...), which returns equal numbers of batches, without "
+            "UnevenData."
         )
     options = getattr(model.optimizer, "tfdist_options", None)
     if options is not None and options.local_variables is not None:
         raise NotImplementedError(
             "UnevenData cannot be used with local_variables: a rank whose data have "
-            "ended takes over the state of another one, which has none of them. Deal "
-            "out the data with tfdist.data.shard(...), and leave UnevenData out."
+            "ended gets the state of a different rank, which has different local "
+            "variables. Use tfdist.data.shard(...) without UnevenData."
         )
     if weighted and options is not None and options.op != ReduceOp.AVERAGE:
         raise ValueError(
             "UnevenData weights the ranks' batches for an average, but the optimizer "
-            "reduces with op=SUM. Write DistributedOptimizer(optimizer), or "
+            "reduces with op=SUM. Use DistributedOptimizer(optimizer) or "
             "UnevenData(weighted=False)."
         )
     reductions = reductions_of(model)
@@ -241,16 +242,16 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
     if weighted and sums:
         raise ValueError(
             "UnevenData weights the means of the ranks' batches, but the model has a "
-            f"loss with reduction={sums[0]!r}. Write UnevenData(weighted=False) and "
-            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM); or leave out "
+            f"loss with reduction={sums[0]!r}. Use UnevenData(weighted=False) and "
+            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM), or leave out "
             "reduction."
         )
     if weighted and "mean_with_sample_weight" in reductions:
         raise ValueError(
             "UnevenData weights the ranks' batches by their numbers of samples, but "
-            "the model has a loss with reduction='mean_with_sample_weight', whose "
-            "batches count by the sums of their sample weights. Leave out reduction: "
-            "the loss is then divided by the number of samples."
+            "the model has a loss with reduction='mean_with_sample_weight', which "
+            "divides by the sum of sample weights. Leave out reduction to divide the "
+            "loss by the number of samples."
         )
 
 
@@ -262,7 +263,7 @@ def _check_others(
         if isinstance(callback, Checkpoint) and callback.save_freq != "epoch":
             raise NotImplementedError(
                 f"Checkpoint(save_freq={callback.save_freq}) counts the steps of each "
-                "rank, which differ with UnevenData. Write save_freq='epoch'."
+                "rank, which differ with UnevenData. Use save_freq='epoch'."
             )
         meets = isinstance(callback, RankCallback) and callback.meets_at_steps
         if meets and model.steps_per_execution > 1:
@@ -270,23 +271,23 @@ def _check_others(
             raise NotImplementedError(
                 f"UnevenData with steps_per_execution={model.steps_per_execution} "
                 f"cannot be used with {name}, in which the ranks wait for each other "
-                "after every execution: one whose data end within it would wait for "
-                "ranks that wait for its next step. Compile the model with "
-                f"steps_per_execution=1, or leave out {name}."
+                "after every execution. A rank whose data end within an execution "
+                "would wait for ranks that wait for its next step. Compile the model "
+                f"with steps_per_execution=1, or leave out {name}."
             )
 
 
 def _build_metrics(model: keras.Model, batch: Any) -> None:
     """Builds the metrics before the first call of the train function.
 
-    A rank without a batch would otherwise have none to combine with the other ranks.
+    Otherwise a rank without a batch would have no metrics to combine with other ranks.
     """
     if is_built(model) and model._compile_metrics is not None:
         model._symbolic_build(data_batch=batch)
 
 
 def _own_statistics(model: keras.Model) -> list[Any]:
-    """Returns the moving statistics, which each rank has of its own batches."""
+    """Returns the moving statistics, which each rank computes from its own batches."""
     return [
         variable
         for layer in batch_normalizations(model)
@@ -296,7 +297,7 @@ def _own_statistics(model: keras.Model) -> list[Any]:
 
 
 def _shared_variables(model: keras.Model) -> list[Any]:
-    """Returns the variables that are equal on all ranks, without own statistics."""
+    """Returns the variables that are equal on all ranks, without moving statistics."""
     own = set(map(id, _own_statistics(model)))
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables] + factors_of(optimizers)
