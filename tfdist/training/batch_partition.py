@@ -1,7 +1,7 @@
-"""Partition of data that all ranks have into contiguous ranges of batches.
+"""Partitions data that all ranks have into contiguous ranges of batches.
 
-The batches are those of one process, so a batch gives the same results on any rank.
-Rank r gets the r-th range.
+The batches are the same as in one process, so a batch gives the same results on any
+rank. Rank r gets the r-th range.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tfdist.core import runtime
 from tfdist.data import _dataset_checks
 
-_BATCH_SIZE = 32  # the default of Keras
-_LOOKED_AT = 16  # rows of each array that are compared between ranks
+_BATCH_SIZE = 32  # the default in Keras
+_LOOKED_AT = 16  # number of rows of each array that are compared between ranks
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ class Part:
     Attributes:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
             rank has no batches.
-        first: the same for the first batch of the data, available on every rank.
+        first: the same arguments for the first batch, available on every rank.
         fingerprint: describes the data; equal on ranks with equal data. For arrays it
             covers some of the rows, for datasets the number and form of batches.
     """
@@ -45,11 +45,11 @@ def contiguous_range(count: int, place: int, size: int) -> tuple[int, int]:
 
     Args:
         count: number of batches.
-        place: the rank's index among those that take part, from 0.
+        place: the rank's index among the ranks that take part, from 0.
         size: number of ranks that take part.
 
     Returns:
-        Begin and end (exclusive) of the range. The lengths differ by at most one
+        Start and end (exclusive) of the range. The lengths differ by at most one
         between ranks.
 
     Example:
@@ -72,18 +72,18 @@ def partition(
 
     Args:
         function: name of the function that the user called, for messages.
-        x: as for Keras.
-        y: likewise.
-        sample_weight: likewise.
-        batch_size: samples in a batch; None: 32 for arrays; other data are batched
-            already.
-        place: the rank's index among those that take part, from 0.
+        x: the inputs, as in Keras.
+        y: the targets, as in Keras.
+        sample_weight: the sample weights, as in Keras.
+        batch_size: samples in a batch. None: 32 for arrays; other data are already
+            batched.
+        place: the rank's index among the ranks that take part, from 0.
         size: number of ranks that take part.
 
     Raises:
         TypeError: data of this type cannot be partitioned.
         ValueError: the data are empty, shuffled, infinite, of unequal lengths, or
-            sharded already.
+            already sharded.
     """
     if batch_size is not None and (
         isinstance(batch_size, bool)
@@ -100,8 +100,8 @@ def partition(
         for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:
                 raise ValueError(
-                    f"Expected {name} to be part of what the {kind} gives, got it as "
-                    f"an argument of {function} as well. Leave {name} out."
+                    f"Expected {name} in the elements of the {kind}, got it as an "
+                    f"argument of {function}, too. Leave {name} out."
                 )
         if kind == "tf.data.Dataset":
             return _of_dataset(function, x, batch_size, place, size)
@@ -122,9 +122,9 @@ def _of_arrays(
             given, slice(begin * batch_size, end * batch_size), batch_size
         )
         if total % batch_size:
-            # Keras knows the batch size statically if all batches are full. It then
-            # weights the losses of several outputs by it, and otherwise weights all
-            # batches equally: so it has to be known on all ranks or on none.
+            # If all batches are full, Keras knows the batch size statically and weights
+            # the losses of several outputs by it. Otherwise it weights all batches
+            # equally. So the size has to be known on all ranks or on none.
             other = _as_keras(given, slice(0, 1), 1).take(0)
             found = found.concatenate(other)
         count = tf.data.experimental.assert_cardinality(end - begin)
@@ -139,7 +139,7 @@ def _of_arrays(
 
 
 def _as_keras(given: dict[str, Any], rows: slice, batch_size: int) -> tf.data.Dataset:
-    """Returns the batches that Keras makes of some rows of arrays, in its dtypes."""
+    """Returns the batches, with their dtypes, that Keras creates from array rows."""
     part = keras.tree.map_structure(lambda a: _rows_of(a, rows), given)
     adapter = ArrayDataAdapter(**part, batch_size=batch_size, shuffle=False)
     return adapter.get_tf_dataset()
@@ -163,7 +163,7 @@ def _listed(structure: Any) -> Any:
 def _in_words(array: Any, total: int) -> str:
     """Returns row shape, dtype, and a hash of evenly spaced rows.
 
-    The same rows in another order give another hash.
+    The hash depends on the order of the rows.
     """
     if array is None:
         return "none"
@@ -190,7 +190,7 @@ def _instead_of(array: Any) -> str:
     """Returns the suggested replacement for data that are not arrays."""
     if isinstance(array, tf.SparseTensor):
         return (
-            "tf.data.Dataset.from_tensor_slices(...) around all the data, and a "
+            "tf.data.Dataset.from_tensor_slices(...) with all the data, and a "
             "batch_size"
         )
     return (
@@ -209,7 +209,7 @@ def _rows(function: str, given: dict[str, Any]) -> int:
                 raise TypeError(
                     f"Expected {name} in {function} to be a tf.data.Dataset, a "
                     "keras.utils.PyDataset, or arrays with the samples along the first "
-                    f"axis, got {type(array).__name__}. Write {_instead_of(array)}."
+                    f"axis, got {type(array).__name__}. Use {_instead_of(array)}."
                 )
             lengths[int(array.shape[0])] = name
     if len(lengths) > 1:
@@ -230,7 +230,7 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    # The data may be sharded over all ranks, which are more than those of the set.
+    # The data may be sharded over all ranks, not only over the ranks of the set.
     for among in {size, runtime.size()}:
         _dataset_checks.check_order(dataset, function, among)
     if batch_size is not None:
@@ -252,17 +252,17 @@ def _of_dataset(
 
 
 def _counted(function: str, batched: tf.data.Dataset) -> int:
-    """Returns the number of batches; reads all data if it is not known.
+    """Returns the number of batches; reads all data if the number is unknown.
 
-    Keras needs it too: at the end of data of unknown length it runs one more step
-    without data. Parts of that step that need no data are executed, for example
+    Keras needs this number, too. At the end of data of unknown length, it runs one more
+    step without data and executes the parts of this step that need no data, for example
     counting a batch for the loss of one of several outputs.
     """
     count = int(batched.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"Expected data that end in {function}, got an endless dataset. Remove "
-            ".repeat(), or write dataset.take(n)."
+            f"Expected finite data in {function}, got an infinite dataset. Remove "
+            ".repeat(), or use dataset.take(n)."
         )
     if count == tf.data.UNKNOWN_CARDINALITY:
         count = int(batched.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1))
@@ -272,7 +272,7 @@ def _counted(function: str, batched: tf.data.Dataset) -> int:
 
 
 class _Run(keras.utils.PyDataset):
-    """A contiguous range of the batches of another `PyDataset`."""
+    """A contiguous range of the batches of a `PyDataset`."""
 
     def __init__(self, whole: keras.utils.PyDataset, begin: int, end: int) -> None:
         super().__init__(
@@ -305,13 +305,13 @@ def _of_sequence(
     if batch_size is not None:
         raise ValueError(
             f"Expected no batch_size in {function} with a keras.utils.PyDataset, which "
-            f"gives batches, got {batch_size}. Leave it out."
+            f"returns batches, got {batch_size}. Leave batch_size out."
         )
     count = sequence.num_batches
     if count is None:
         raise ValueError(
-            f"Expected data that end in {function}, got a keras.utils.PyDataset "
-            "without a length. Give it __len__, its number of batches."
+            f"Expected finite data in {function}, got a keras.utils.PyDataset "
+            "without a length. Define __len__ to return the number of batches."
         )
     if count == 0:
         raise ValueError(_empty(function))

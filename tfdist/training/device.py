@@ -1,4 +1,4 @@
-"""pin_gpu: one GPU for each rank of a host."""
+"""pin_gpu: assigns one GPU to each rank on a host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdist.core import runtime
 
 
 def pin_gpu() -> tf.config.PhysicalDevice | None:
-    """Makes only this rank's GPU visible to TensorFlow: number `local_rank()`.
+    """Makes only this rank's GPU, number `local_rank()`, visible to TensorFlow.
 
     Call it after `tfdist.init()` and before anything runs on a GPU.
 
@@ -16,9 +16,9 @@ def pin_gpu() -> tf.config.PhysicalDevice | None:
         The GPU, or None on a machine without one.
 
     Raises:
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
         ValueError: this host has fewer visible GPUs than ranks.
-        RuntimeError: TensorFlow has started to use its GPUs already.
+        RuntimeError: TensorFlow has already started to use its GPUs.
 
     Example:
         >>> import tfdist
@@ -31,18 +31,18 @@ def pin_gpu() -> tf.config.PhysicalDevice | None:
         return None
     if len(gpus) < local_size:
         raise ValueError(
-            f"Expected a GPU for each of the {local_size} ranks of this host, got "
-            f"{len(gpus)} visible GPUs. Start at most {len(gpus)} ranks here, or check "
-            "CUDA_VISIBLE_DEVICES. If your launcher gives each rank a GPU of its own, "
-            "leave pin_gpu() out."
+            f"Expected a GPU for each of the {local_size} ranks on this host, got "
+            f"{len(gpus)} visible GPUs. Start at most {len(gpus)} ranks on this host, "
+            "or check CUDA_VISIBLE_DEVICES. If your launcher assigns a GPU to each "
+            "rank, leave out pin_gpu()."
         )
     gpu = gpus[local_rank]
     try:
         tf.config.set_visible_devices(gpu, "GPU")
     except RuntimeError as error:
         raise RuntimeError(
-            "tfdist.pin_gpu() came too late: TensorFlow uses its GPUs already "
-            f"({error}). Call it right after tfdist.init(), before any tensor, model "
-            "or dataset is made."
+            "tfdist.pin_gpu() was called too late: TensorFlow already uses its GPUs "
+            f"({error}). Call it directly after tfdist.init(), before creating any "
+            "tensor, model or dataset."
         ) from None
     return gpu

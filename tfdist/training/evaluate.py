@@ -33,21 +33,22 @@ def evaluate(
 
     Equivalent to `model.evaluate(x, y, ...)` in one process: the data are split into
     the same batches, each rank evaluates some of them, and the states of the metrics
-    are combined exactly. So each sample counts once and with its weight, and a metric
-    that is not a mean (AUC, F1, R2) is that of the whole data. Counts are bitwise those
-    of one process; sums of floating-point numbers are added in another order.
+    are combined exactly. Each sample is therefore used once, with its weight, and a
+    metric that is not a mean (AUC, F1, R2) is computed from the whole data. Counts are
+    bitwise equal to those in one process; floating-point numbers are summed in a
+    different order.
 
-    All ranks call it, with the same data and the same weights. They wait for each other
-    only before and after their work, so the number of batches may differ between ranks
-    and may be 0.
+    All ranks have to call this function with the same data and the same weights. They
+    wait for each other only before and after their work, so the number of batches may
+    differ between ranks and may be 0.
 
     Args:
         model: a compiled model, used as it was compiled (`jit_compile`, `run_eagerly`,
             `steps_per_execution`), with its dtype policy.
         x: the whole data, on every rank: arrays or a structure of arrays with the
             samples along the first axis; or a `tf.data.Dataset`, not shuffled, of known
-            or unknown length; or a `keras.utils.PyDataset` of batches, in an order that
-            its `on_epoch_begin` and `on_epoch_end` leave equal on all ranks.
+            or unknown length; or a `keras.utils.PyDataset` of batches, whose order has
+            to be equal on all ranks even after `on_epoch_begin` and `on_epoch_end`.
         y: the targets, if `x` is arrays.
         batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
             contains batches, or single samples if `batch_size` is given.
@@ -55,26 +56,27 @@ def evaluate(
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.
         return_dict: whether to return a dict of results by name; default False.
-        timeout_s: seconds to wait for the slowest rank when this one is done; default
-            `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part; only these call it; default all.
+        timeout_s: seconds to wait for the slowest rank after this rank has finished;
+            default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
 
     Returns:
-        What `model.evaluate` returns: the loss; a list of the loss and metrics; or a
-        dict of them. The same on all ranks. Afterwards the states of the model's
-        metrics are those of all the data, bitwise equal on all ranks.
+        The result of `model.evaluate`, which is equal on all ranks: the loss, a list of
+        the loss and metrics, or a dict of them. Afterwards the model's metrics have the
+        states for all the data, bitwise equal on all ranks.
 
     Raises:
         TypeError: the data cannot be partitioned.
-        ValueError: the data are empty, shuffled or sharded; a custom metric does not
-            say how its states are combined (see `docs/evaluation.md`); a layer is
+        ValueError: the data are empty, shuffled or sharded, a custom metric does not
+            define how its states are combined (see `docs/evaluation.md`), or a layer is
             stateful.
         NotImplementedError: `test_step` returns values that are not metrics.
         tfdist.MismatchError: the ranks differ in their data (for arrays, some rows are
             compared), metrics, weights or preprocessing layers, or a rank has joined
             (`tfdist.join`).
-        tfdist.RankFailedError: another rank raised, or failed.
-        tfdist.TimeoutError: a rank was not done within `timeout_s`.
+        tfdist.RankFailedError: another rank raised an error or failed.
+        tfdist.TimeoutError: a rank did not finish within `timeout_s`.
 
     Example:
         >>> import keras, numpy as np, tfdist
@@ -111,14 +113,14 @@ def evaluate(
                 f"{names}, but its test_step returned {sorted(logs)}. Return the "
                 "results of metrics: self.get_metrics_result()."
             )
-        if part.inputs is None:  # it only created the states; another rank counts it
+        if part.inputs is None:  # only created the states; another rank evaluates it
             model.reset_metrics()
         now = Snapshot(model)
         return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
 
     now, told = ranks.run("after the last batch", work)
     ranks.agree(told, "metrics", "the metrics", "Compile alike on all ranks.")
-    agree_on_weights(model, ranks, told)  # including those that the first batch created
+    agree_on_weights(model, ranks, told)  # including weights from the first batch
     [total] = combine([now], timeout_s=timeout_s, process_set=process_set)
     now.assign(total)
     results = results_of(model)
@@ -136,7 +138,7 @@ def start(
     """Returns this rank's part, and the facts that have to be equal on all ranks.
 
     Raises:
-        TypeError: `model` is not a Keras model; the data cannot be partitioned.
+        TypeError: `model` is not a Keras model, or the data cannot be partitioned.
         ValueError: the data are empty, or the model is stateful.
     """
     if not isinstance(model, keras.Model):
@@ -147,8 +149,8 @@ def start(
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise ValueError(
-                f"The layer {layer.name!r} is stateful: what it gives for a batch "
-                "depends on the batches before it, which other ranks have. Call "
+                f"The layer {layer.name!r} is stateful: its outputs for a batch "
+                "depend on earlier batches, which are on other ranks. Call "
                 f"model.{ranks.function} on one rank instead."
             )
     place = ranks.ranks.index(runtime.rank())
@@ -177,7 +179,7 @@ def agree_on_start(
 
 
 def bar_of(verbose: str | int, ranks: CoordinatedCall) -> str | int:
-    """Returns `verbose` for this rank: by default one rank shows a progress bar."""
+    """Returns `verbose` for this rank; by default one rank shows a progress bar."""
     if verbose != "auto" or runtime.rank() == ranks.ranks[0]:
         return verbose
     return 0
@@ -189,7 +191,7 @@ def agree_on_weights(
     """Checks that all ranks have the same weights.
 
     Raises:
-        tfdist.MismatchError: on all ranks, if a weight differs.
+        tfdist.MismatchError: a weight differs. All ranks raise it.
     """
     first = told[0]["weights"]
     for rank, other in zip(ranks.ranks, told, strict=True):
@@ -201,7 +203,7 @@ def agree_on_weights(
         if len(prints) == len(first):
             index = next(i for i, p in enumerate(prints) if p != first[i])
             path = model.weights[index].path
-            what = f"the weight {path!r} is not that of rank {ranks.ranks[0]}"
+            what = f"the weight {path!r} differs from rank {ranks.ranks[0]}"
             advice = "Call tfdist.broadcast_variables(model.weights) before it."
             if path.rpartition("/")[2].startswith("moving_"):
                 advice = (

@@ -1,7 +1,7 @@
-"""`jit_compile=True`: compiles a training step with XLA, wholly or up to its gradients.
+"""Compiles a training step with XLA (`jit_compile=True`), wholly or up to gradients.
 
-XLA cannot run the operations of tfdist, and compiles all of a function or nothing. With
-`libtfdist_xla.so` (`xla`) it can reduce gradients, which is enough to compile most
+XLA cannot run the operations of tfdist, and cannot compile only a part of a function.
+With `libtfdist_xla.so` (`xla`) it can reduce gradients, which is enough to compile most
 steps as a whole. Other steps are split where the optimizer gets its gradients:
 
     compiled by XLA      forward, loss, metrics, backward; states of layers
@@ -39,9 +39,9 @@ _OWN = "_tfdist_makes"  # attribute of a make_train_function that creates one
 
 
 class _CannotSplitError(Exception):
-    """Says why a step has to run whole."""
+    """Reason why a step cannot be split."""
 
-    ag_pass_through = True  # else AutoGraph would replace the class
+    ag_pass_through = True  # otherwise AutoGraph would replace the class
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class _Recorder:
         self._graph: Any = None
 
     def begin(self) -> None:
-        """Discards recorded calls: TensorFlow may trace a function twice."""
+        """Discards recorded calls, because TensorFlow may trace a function twice."""
         self.calls = []
         self._graph = tf.compat.v1.get_default_graph()
 
@@ -92,8 +92,8 @@ class _Recorder:
     ) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise _CannotSplitError(
-                "it calls the optimizer inside of a tf.cond, tf.while_loop or "
-                "tf.function of its own"
+                "it calls the optimizer inside a tf.cond, tf.while_loop or a nested "
+                "tf.function"
             )
         listed = None if variables is None else list(variables)
         position = len(self._graph.get_operations())
@@ -104,7 +104,7 @@ class _Recorder:
         """Raises if the step uses variables that a recorded `apply` updates or reads.
 
         A use is an operation that was traced after the call and has the handle of a
-        variable as an input; calls of nested functions and loops have it too.
+        variable as an input. This includes calls of nested functions and loops.
         """
         handles = {id(own): inside.name for own, inside in self._graph.captures}
         operations = self._graph.get_operations()
@@ -118,8 +118,8 @@ class _Recorder:
                     if value.name in names and not (reads and value.name in constant):
                         path = getattr(names[value.name], "path", value.name)
                         raise _CannotSplitError(
-                            f"it uses {path} after its call of the optimizer (which "
-                            "belongs at the end, where that is possible)"
+                            f"it uses {path} after its call of the optimizer (call "
+                            "the optimizer at the end of the step if possible)"
                         )
 
 
@@ -134,7 +134,7 @@ class _InitialValues:
         self._created: list[tuple[tf.Variable, Any]] = []
 
     def noting(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns the same step, but records the variables that it creates."""
+        """Returns a step that also records the variables that it creates."""
 
         @functools.wraps(step)
         def noted(data: Any) -> Any:
@@ -185,8 +185,8 @@ def record_if_tracing(
         entry: the method that is called, "apply" or "apply_gradients".
 
     Returns:
-        Whether the call was recorded, so that the caller has nothing more to do; False
-        unless the part of a step that XLA compiles is being traced.
+        Whether the call was recorded, in which case the caller must not apply the
+        gradients. False unless the part of a step that XLA compiles is being traced.
     """
     recorder = _ACTIVE.get()
     if recorder is None:
@@ -200,8 +200,8 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a training step that XLA compiles up to the gradients.
 
     Args:
-        step: `model.train_step` or similar: takes a batch, calls `apply` of reducing
-            optimizers, returns logs.
+        step: `model.train_step` or a similar function that accepts a batch, calls
+            `apply` of reducing optimizers, and returns logs.
 
     Returns:
         A step to be traced by a `tf.function` without `jit_compile`. In eager mode it
@@ -237,7 +237,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 logs = noted_step(data)
             finally:
                 _ACTIVE.reset(token)
-            # TensorFlow would read them too, but after the check for uses.
+            # TensorFlow would also read them, but after the check for uses.
             logs = tf.nest.map_structure(_value_of_variable, logs)
             recorder.check_unused()
             return [call.of_the_trace() for call in recorder.calls], logs
@@ -350,9 +350,9 @@ def _tell_inside() -> None:
 def _tell_split(why: str | None) -> None:
     if runtime.rank() == 0:
         _logger.info(
-            "jit_compile=True: XLA compiles forward and backward of each training step "
-            "(with loss, metrics and states of layers). The reduction of the gradients "
-            "and the optimizer's update run outside of it%s.",
+            "jit_compile=True: XLA compiles the forward and backward pass of each "
+            "training step (with loss, metrics and states of layers). The reduction of "
+            "the gradients and the optimizer's update run outside XLA%s.",
             "" if why in (None, xla.NOT_BUILT) else f", because {why}",
         )
 
@@ -368,7 +368,7 @@ def _warn_not_compiled(step: Any, reason: Exception) -> None:
         )
         _logger.warning(
             "jit_compile=True has no effect on training: %s is not compiled by XLA, "
-            "because %s. It runs without, and gives the same result.",
+            "because %s. It runs without XLA, with the same results.",
             name,
             why,
         )

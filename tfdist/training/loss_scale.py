@@ -24,7 +24,7 @@ from tfdist.core.registry import WeakRegistry
 from tfdist.training.optimizer_mixins import Reducing
 
 _logger = logging.getLogger("tfdist")
-# Optimizers whose gradients are those of scaled losses.
+# Optimizers that get gradients of scaled losses.
 _scaling: WeakRegistry[bool] = WeakRegistry()
 # Optimizers for which the warning about unscaled gradients was printed.
 _warned: WeakRegistry[bool] = WeakRegistry()
@@ -35,13 +35,13 @@ def note_scaled(optimizer: Any) -> None:
     """Records that an optimizer will be given gradients of scaled losses from now on.
 
     Args:
-        optimizer: any optimizer; only one with an added scale uses this.
+        optimizer: any optimizer; only optimizers with an added scale use the record.
     """
     _scaling.set(optimizer, True)
 
 
 def _another_scales() -> bool:
-    """Whether scale_loss was called on an optimizer that is still in use."""
+    """Returns whether scale_loss was called on an optimizer that is still in use."""
     if _called_scale_loss:
         gc.collect()  # Keras models are in reference cycles
     return bool(_called_scale_loss)
@@ -66,18 +66,18 @@ class _CountsWhenUsed:
         """Updates the variables; unscales the gradients if `scale_loss` was called.
 
         Raises:
-            ValueError: `scale_loss` was called on another optimizer instead.
+            ValueError: `scale_loss` was called on a different optimizer.
         """
         if self in _scaling:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         if _another_scales():
             raise ValueError(
-                f"{self.inner_optimizer.name!r} was given gradients, but the loss was "
-                "scaled by another optimizer, or not at all, which cannot be told. "
-                "Call scale_loss of this one on the loss that its gradients are of. "
-                "For one scaled loss of several optimizers wrap "
-                "keras.optimizers.LossScaleOptimizer(optimizer) for each: these always "
-                "unscale."
+                f"{self.inner_optimizer.name!r} got gradients, but the loss was scaled "
+                "by a different optimizer or not at all. Call scale_loss of this "
+                "optimizer on the loss from which its gradients are computed. If "
+                "several optimizers use one scaled loss, wrap "
+                "keras.optimizers.LossScaleOptimizer(optimizer) for each of them; it "
+                "always unscales."
             )
         if not self.built:
             with keras.name_scope(self.name):
@@ -88,10 +88,10 @@ class _CountsWhenUsed:
     def _warn_unscaled(self) -> None:
         if self not in _warned and runtime.rank() == 0:
             _logger.warning(
-                "The gradients that %r is given are taken as they are: scale_loss was "
-                "not called. In mixed_float16 small gradients of a loss that is not "
-                "scaled become zeros. Write loss = optimizer.scale_loss(loss) inside "
-                "of the tape; the optimizer unscales the gradients.",
+                "The gradients of %r are used unchanged, because scale_loss was not "
+                "called. In mixed_float16, small gradients of an unscaled loss become "
+                "zeros. Add loss = optimizer.scale_loss(loss) inside the tape; the "
+                "optimizer unscales the gradients.",
                 self.inner_optimizer.name,
             )
         _warned.set(self, True)

@@ -3,8 +3,8 @@
 A Keras metric accumulates state variables over the batches (sums, counts, confusion
 matrices) and computes its result from them. If batches are only ever added to these
 variables, their sums over the ranks are the states for the samples of all ranks, and
-the result computed from the sums is that of one process. This holds for every class in
-`keras.metrics`; a custom metric has to say how its states are combined.
+the result computed from the sums equals that of one process. This holds for every class
+in `keras.metrics`; a custom metric has to define how its states are combined.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class State(NamedTuple):
 
     Attributes:
         variable: the Keras variable.
-        name: the metric's name and the variable's, for messages.
-        rule: how the ranks' values are combined: "sum", "max" or "min".
+        name: names of the metric and the variable, for messages.
+        rule: operation that combines the ranks' values: "sum", "max" or "min".
     """
 
     variable: Any
@@ -72,10 +72,10 @@ class State(NamedTuple):
 def check_metrics(model: keras.Model) -> None:
     """Raises if a metric of a model cannot be combined.
 
-    Covers metrics given to `compile` even before Keras has built them.
+    The check includes metrics passed to `compile` that Keras has not built yet.
 
     Raises:
-        ValueError: a metric does not say how its states are combined.
+        ValueError: a metric does not define how its states are combined.
     """
     compiled = getattr(model, "_compile_metrics", None)
     given = [
@@ -88,10 +88,10 @@ def check_metrics(model: keras.Model) -> None:
 
 
 def states_of(model: keras.Model) -> list[State]:
-    """Returns the states of all metrics, each once, in the model's order.
+    """Returns the states of all metrics, in the model's order without duplicates.
 
     Raises:
-        ValueError: a metric does not say how its states are combined.
+        ValueError: a metric does not define how its states are combined.
     """
     unique: dict[int, State] = {}
     for metric in model.metrics:
@@ -109,7 +109,7 @@ def _states_of_metric(metric: keras.metrics.Metric) -> Iterator[State]:
     variables = [v for v in metric.variables if id(v) not in own]
     known = inner or rules or _is_container(metric) or _keras_class(metric)
     if not variables and not known:
-        raise ValueError(_refusal(metric, "its states, which are not made yet,"))
+        raise ValueError(_refusal(metric, "its states, which do not exist yet,"))
     for variable in variables:
         name = f"{metric.name}/{variable.name}"
         rule = rules.get(id(variable), rules.get("all"))
@@ -120,7 +120,7 @@ def _states_of_metric(metric: keras.metrics.Metric) -> Iterator[State]:
 
 def _parts(metric: keras.metrics.Metric) -> list[keras.metrics.Metric]:
     """Returns the metrics that a metric consists of."""
-    # Metrics given to compile are in one container, in a list of another name.
+    # Metrics passed to compile are in one container, in a list with a different name.
     inner = metric.metrics if _is_container(metric) else metric._metrics
     return [part for part in inner if part is not metric]
 
@@ -134,7 +134,7 @@ def _keras_class(metric: keras.metrics.Metric) -> type | None:
 
 
 def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
-    """Returns the rule of each variable by its id; "all" has that of all others.
+    """Returns the rule of each variable by its id, and of other variables as "all".
 
     An attribute may hold a list or a dict of variables.
     """
@@ -163,14 +163,14 @@ def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
 def _refusal(metric: keras.metrics.Metric, what: str) -> str:
     kind = type(metric).__name__
     return (
-        f"The metric {metric.name!r} ({kind}) does not say how {what} of several ranks "
-        "are combined: only those of the classes of Keras are known to be sums. Derive "
-        f"it from keras.metrics.Mean or Sum; or write in the class {kind}:\n"
+        f"The metric {metric.name!r} ({kind}) does not define how {what} of several "
+        "ranks are combined; only the states of Keras classes are known to be sums. "
+        f"Derive it from keras.metrics.Mean or Sum, or add to the class {kind}:\n"
         f'    {ATTRIBUTE} = "sum"  # all its states start at 0 and are added to\n'
-        "or a rule for each state, by the attribute that holds it:\n"
+        "or a rule for each state, by the name of its attribute:\n"
         f'    {ATTRIBUTE} = {{"total": "sum", "highest": "max", "lowest": "min"}}\n'
-        "A state that is none of these (a mean, a variance) has to be kept as sums "
-        "from which the result is computed."
+        "For other states (a mean, a variance), store sums instead, and compute the "
+        "result from these sums."
     )
 
 
@@ -204,7 +204,7 @@ class Snapshot:
         self.assign(self.values)
 
     def assign(self, values: Sequence[np.ndarray]) -> None:
-        """Assigns other values to the variables."""
+        """Assigns given values to the variables."""
         for state, value in zip(self.states, values, strict=True):
             state.variable.assign(value)
 
@@ -222,12 +222,12 @@ def combine(
     of the state.
 
     Args:
-        parts: snapshots that describe the same on all ranks.
+        parts: snapshots whose `describe` is equal on all ranks.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that take part; default all.
 
     Returns:
-        For each snapshot the combined values, in the order of its states.
+        The combined values for each snapshot, in the order of its states.
     """
     if len(members_of(process_set)) == 1:
         return [list(part.values) for part in parts]
@@ -263,11 +263,11 @@ def _group_of(state: State, value: np.ndarray) -> tuple[str, str]:
 
 
 def results_of(model: keras.Model) -> dict[str, Any]:
-    """Returns the current results of all metrics, as Keras does from evaluate.
+    """Returns the current results of all metrics, in the form of Keras's evaluate.
 
     Returns:
-        Numbers by name. A metric with several results has an entry for each; a result
-        that is not a scalar is an array.
+        Numbers by name. A metric with several results has an entry for each result. A
+        result that is not a scalar is an array.
     """
     return dict(_flat(model.get_metrics_result()))
 

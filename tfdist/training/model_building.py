@@ -1,4 +1,4 @@
-"""Builds a model, and finds late-built layers, at the first batch of a `fit`."""
+"""Builds a model at the first batch of a `fit`, and finds layers built later."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 
 def is_built(model: keras.Model) -> bool:
-    """Whether Keras considers the model, or all of its layers, built.
+    """Returns whether Keras considers the model, or all of its layers, built.
 
-    A model that does not define `call` (a custom `train_step` that trains several
-    models) is never considered built itself. Keras may also consider a model built
-    although its layers are not; `unbuilt_layers` finds these.
+    Keras never considers a model built if it does not define `call` (e.g. if a custom
+    `train_step` trains several models). Keras may also consider a model built although
+    its layers are not; `unbuilt_layers` finds these layers.
     """
     layers = list(model._flatten_layers(include_self=False))
     return bool(model.built or (layers and all(layer.built for layer in layers)))
@@ -23,8 +23,8 @@ def is_built(model: keras.Model) -> bool:
 def unbuilt_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers, or the model, that may create variables when called.
 
-    The default `build` of Keras sets `built` without creating variables; that of a
-    `Sequential` builds its layers, which are checked here.
+    Keras's default `build` sets `built` without creating variables. The `build` of a
+    `Sequential` builds its layers, which this function checks.
     """
     makes_none = (keras.layers.Layer.build, keras.Sequential.build)
     return [
@@ -42,8 +42,8 @@ def build_from_batch(model: keras.Model, batch: Any) -> Exception | None:
         batch: the specification of a batch, from `before_first_call`.
 
     Returns:
-        The error if building failed: a custom `train_step` may call the model with
-        other inputs, or not at all, and build what it needs itself.
+        The error if building failed, otherwise None. Building may fail because a custom
+        `train_step` calls the model with different inputs or not at all.
     """
     if not _has_call(model):
         return None
@@ -62,7 +62,7 @@ class UnsyncedWeights:
 
     Args:
         model: the model in `fit`, whose weights have been broadcast.
-        why: the error that prevented building it before, if any.
+        why: the error from an earlier attempt to build the model, if any.
     """
 
     def __init__(self, model: keras.Model, why: Exception | None = None) -> None:
@@ -79,7 +79,7 @@ class UnsyncedWeights:
             error: the exception of the step, if any.
 
         Raises:
-            RuntimeError: there are such weights. The message names the layers.
+            RuntimeError: a step has created weights. The message names the layers.
         """
         still_unbuilt = [layer for layer in self._unbuilt if not layer.built]
         if len(still_unbuilt) == len(self._unbuilt) and not self._is_first:
@@ -92,10 +92,11 @@ class UnsyncedWeights:
         raised = error or self._why  # goes into the message, as Keras drops causes
         names = dict.fromkeys(repr(v.path.rpartition("/")[0] or v.name) for v in new)
         raise RuntimeError(
-            f"Of the model {self._model.name!r} a training step has made the weights "
-            f"of {', '.join(names)}, after BroadcastInitialState had sent those of one "
-            "rank: every rank has others. Build all layers before fit, on all ranks: "
-            "with a keras.Input, layer.build(shape) or a call on a batch."
+            f"A training step of the model {self._model.name!r} has created the "
+            f"weights of {', '.join(names)} after BroadcastInitialState had broadcast "
+            "the weights, so the new weights differ between ranks. Build all layers on "
+            "all ranks before fit, with a keras.Input, layer.build(shape) or a call on "
+            "a batch."
             + (f" (Raised before: {type(raised).__name__}: {raised})" if raised else "")
         )
 
@@ -114,7 +115,7 @@ def before_first_call(
     Args:
         model: the model in `fit`.
         act: called with the specification of a batch; omitted parts are None.
-        on_error: called with the exception of the call; may raise another one.
+        on_error: called with the exception of the call; may raise a different one.
     """
     original = model.train_function
 

@@ -1,4 +1,4 @@
-"""The optimizers of a model: its own, and those of a custom `train_step`."""
+"""Finds the optimizers of a model, including those of a custom `train_step`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tfdist.training.optimizer import is_distributed
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Returns the model's optimizer, and those that a custom `train_step` may use.
+    """Returns the model's optimizer, and optimizers that a `train_step` may use.
 
-    The latter are attributes of the model, or members of lists or dicts that are. The
-    order is that of assignment, which is equal on ranks that run the same program.
+    Optimizers that a custom `train_step` may use are attributes of the model, or
+    members of attributes that are lists or dicts. They are in the order of assignment,
+    which is equal on ranks that run the same program.
     """
     held: list[Any] = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
@@ -50,7 +51,7 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
         trained = one._trainable_variables
         places = [i for i, v in enumerate(trained) if identity(v) in wanted]
-        no_slots = set(map(identity, trained))  # they are in other lists too
+        no_slots = set(map(identity, trained))  # variables are in other lists, too
         for value in vars(one).values():
             if not isinstance(value, list | tuple) or len(value) != len(trained):
                 continue
@@ -63,8 +64,8 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
 def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:
     """Builds unbuilt optimizers for the variables that they have on rank `root`.
 
-    An optimizer is built by its first step, so on a rank without steps it is unbuilt.
-    All ranks of the process set call this.
+    An optimizer is built in its first step, so on a rank without steps it is unbuilt.
+    All ranks of the process set have to call this function.
 
     Args:
         model: the model in `fit`.
@@ -91,13 +92,14 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
 def check_all_reduce(model: keras.Model) -> None:
     """Raises if only some of a model's optimizers reduce their gradients.
 
-    The variables of the others would diverge between ranks. If no optimizer is wrapped,
-    a tape may reduce the gradients, which is checked after the first step. Ignored are
-    parts of other optimizers and the default optimizer of `compile`, which a custom
-    `train_step` may leave unused.
+    The variables of other optimizers would diverge between ranks. If no optimizer is
+    wrapped, a tape may reduce the gradients, which is checked after the first step. The
+    check ignores parts of other optimizers, and the default optimizer of `compile`,
+    which a custom `train_step` may not use.
 
     Raises:
-        ValueError: the message names the optimizers and the code to use.
+        ValueError: an optimizer does not reduce. The message contains the optimizers
+            and the code to use.
     """
     found = optimizers_of(model)
     parts = {id(part) for one in found for part in _parts_of(one)}
@@ -111,11 +113,12 @@ def check_all_reduce(model: keras.Model) -> None:
             for one in plain
         )
         raise ValueError(
-            f"Of the model's {len(used)} optimizers {names} does not reduce gradients: "
-            "what it trains would differ between the ranks. Write "
-            "tfdist.DistributedOptimizer(...) around each; or take all gradients from "
-            "a tfdist.DistributedGradientTape, and wrap none. Around one for variables "
-            "that shall differ: with local_variables=lambda variable: True."
+            f"Of the model's {len(used)} optimizers, {names} does not reduce "
+            "gradients, so its variables would differ between ranks. Wrap each "
+            "optimizer with tfdist.DistributedOptimizer(...). Or use a "
+            "tfdist.DistributedGradientTape for all gradients, and wrap no optimizer. "
+            "For variables that should differ between ranks, wrap their optimizer with "
+            "local_variables=lambda variable: True."
         )
 
 
@@ -126,7 +129,7 @@ def _parts_of(optimizer: Any) -> list[Any]:
 
 
 def _is_default(optimizer: Any) -> bool:
-    """Whether this may be the unused default optimizer of `compile`."""
+    """Returns whether this may be the unused default optimizer of `compile`."""
     signature = inspect.signature(keras.Model.compile)
     default = keras.optimizers.get(signature.parameters["optimizer"].default)
     if type(optimizer) is not type(default):

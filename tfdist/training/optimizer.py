@@ -20,7 +20,7 @@ from tfdist.gradients.options import ReduceOptions
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class
 
-_WAS_BUILT = "_tfdist_was_built"  # attribute: whether it was built when wrapped
+_WAS_BUILT = "_tfdist_was_built"  # attribute: True if built before wrapping
 
 
 def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
@@ -55,46 +55,48 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             graph; default: they are distinguished by their order. Optimizers that are
             used in different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
-        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
-            that type, added in float32, and the result is rounded once more. This
+        compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
+            that type and summed in float32, and the result is rounded once more. This
             halves the bytes (three quarters between hosts with several ranks each) and
             keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
             65504; a larger gradient becomes infinite. Default: no compression.
-        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced.
-            `False`: only the rows that a step has used; `True`: as dense tensors.
-            Default: by rows for tables of 8 MiB and more. With
-            `TFDIST_ATOMIC_STEPS=1` always as dense tensors.
+        sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
+            reduced as dense tensors. With `False`, only the rows that a step has used
+            are reduced. Default: by rows for tables of 8 MiB or more. With
+            `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
-            function from a variable to a bool; the same ones on all ranks. Their
-            gradients are not reduced, and their shapes may differ between ranks. With
-            an average these gradients are divided by the number of ranks, which gives
-            the gradient of the mean over the ranks' losses. Default: none.
-        nan_policy: what all ranks do if the gradient of a step is not finite on any of
-            them. `"raise"`: an error before any variable is changed; `"skip_step"`:
-            variables, slots and the step count stay unchanged. Default: the step is
-            taken. (A `LossScaleOptimizer` skips such steps itself.)
-        xla: where gradients are reduced in a model with `jit_compile=True`. `"off"`:
-            outside of the part that XLA compiles. `"auto"` (default): inside, if
-            `libtfdist_xla.so` (`make xla`) is there and supports it, else outside. If
-            only some ranks reduce inside, all raise a `MismatchError`.
+            function that accepts a variable and returns a bool. They have to be the
+            same on all ranks. Their gradients are not reduced, and their shapes may
+            differ between ranks. With an average these gradients are divided by the
+            number of ranks, which gives the gradient of the mean over the ranks'
+            losses. Default: none.
+        nan_policy: action on all ranks if the gradient of a step is not finite on any
+            rank. `"raise"` raises an error before any variable is changed.
+            `"skip_step"` leaves variables, slots and the step count unchanged. Default:
+            the step is taken. A `LossScaleOptimizer` always skips such steps.
+        xla: where gradients are reduced in a model with `jit_compile=True`. With
+            `"auto"` (default) they are reduced inside the part that XLA compiles, if
+            `libtfdist_xla.so` (`make xla`) is available and supports the reduction,
+            otherwise outside. With `"off"` they are always reduced outside. If only
+            some ranks reduce inside, all ranks raise `MismatchError`.
 
     With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
     batches, and their sum is reduced once, in the n-th step. If batches differ in size,
-    `optimizer.apply(grads, variables, weight=count)` weights each by its number of
-    samples; `apply_gradients` takes `weight` too.
+    `optimizer.apply(grads, variables, weight=count)` weights each batch by its number
+    of samples; `apply_gradients` also accepts `weight`.
 
     Methods that a custom class overrides (`apply`, `apply_gradients`, `update_step`)
-    get the reduced gradients. (With `gradient_accumulation_steps` the first two get
-    this rank's gradients of each batch, as in Keras.) Additional arguments are passed
-    on by name.
+    get the reduced gradients. With `gradient_accumulation_steps`, `apply` and
+    `apply_gradients` get this rank's gradients of each batch, as in Keras. Additional
+    arguments are passed on by name.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
-            accepted, as their learning rate would stay hidden.
-        ValueError: it is wrapped already, `op` is neither sum nor average,
+            accepted, because they do not show the learning rate.
+        ValueError: `optimizer` is already wrapped, `op` is neither sum nor average,
             `compression`, `nan_policy` or `xla` is unknown, `nan_policy` is given for a
             `LossScaleOptimizer`, or `local_variables` for an optimizer with
             `global_clipnorm`.
@@ -126,11 +128,11 @@ def wrap_optimizer(
     options: ReduceOptions,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
-    """As `DistributedOptimizer`, with all options of a reduction.
+    """Wraps an optimizer like `DistributedOptimizer`, with all reduction options.
 
     Args:
-        optimizer: a Keras optimizer, not wrapped yet; changed in place.
-        options: how gradients are reduced.
+        optimizer: a Keras optimizer that is not wrapped yet; changed in place.
+        options: options of the reduction.
         nan_policy: None, "raise" or "skip_step".
 
     Returns:
@@ -138,7 +140,7 @@ def wrap_optimizer(
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer.
-        ValueError: it is wrapped already, or the options are incompatible.
+        ValueError: `optimizer` is already wrapped, or the options are incompatible.
     """
     _check_wrappable(optimizer)
     if options.local_variables is not None:
@@ -155,8 +157,8 @@ def wrap_optimizer(
     if nan_policy and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"nan_policy={nan_policy!r} was given with a LossScaleOptimizer "
-            "(mixed_float16 brings one), which leaves out every step that is not "
-            "finite and halves its scale, on all ranks together. Leave nan_policy out."
+            "(mixed_float16 adds one), which skips every step that is not finite and "
+            "halves its scale on all ranks. Leave out nan_policy."
         )
     own_class: Any = type(optimizer)
     optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)
@@ -165,12 +167,12 @@ def wrap_optimizer(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `optimizer` was wrapped by `DistributedOptimizer`."""
+    """Returns whether `optimizer` was wrapped by `DistributedOptimizer`."""
     return isinstance(optimizer, Reducing)
 
 
 def may_be_traced_unwrapped(optimizer: Any) -> bool:
-    """Whether functions may have traced it unwrapped; False after the first call."""
+    """Returns whether functions may have traced it unwrapped; later calls: False."""
     return bool(vars(optimizer).pop(_WAS_BUILT, False))
 
 
@@ -194,10 +196,10 @@ def unwrapped_message(optimizer: Any) -> str:
     shown = cls.__name__ if optimizer is not None else "no optimizer"
     if getattr(keras.optimizers, cls.__name__, None) is cls:
         made = f"keras.optimizers.{shown}(...)"
-    else:  # a custom class, whose module is unknown, or none
+    else:  # a custom class, whose module is unknown, or no optimizer
         made = f"{shown}(...)" if optimizer is not None else "optimizer"
     return (
         f"The model was compiled with {shown}, which does not reduce gradients: every "
-        "rank would train on its own. Write model.compile(optimizer="
+        "rank would train independently. Use model.compile(optimizer="
         f"tfdist.DistributedOptimizer({made}), ...)."
     )

@@ -1,9 +1,9 @@
 """Mixins that make the class of a Keras optimizer reduce gradients.
 
-In Keras 3 all gradients go through `apply`, before unscaling, clipping and weight
-decay, so these work on the gradients of the whole global batch. With
-`gradient_accumulation_steps` each rank accumulates its own gradients, and the sum is
-reduced once per update, in `_clip_gradients`, where Keras first has it.
+In Keras 3 all gradients pass through `apply` before unscaling, clipping and weight
+decay, so these three use the gradients of the whole global batch. With
+`gradient_accumulation_steps` each rank accumulates its own gradients. Their sum is
+reduced once per update, in `_clip_gradients`, the first place where Keras has the sum.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tfdist.gradients.sample_weights import weighted
 from tfdist.training import jit_compile
 
 # Attributes of an optimizer while the `apply_gradients` of its own class is running.
-_REDUCED = "_tfdist_reduced"  # the gradients are reduced already; `apply` does not
-_WEIGHT = "_tfdist_weight"  # the weight for `apply`, which reduces
+_REDUCED = "_tfdist_reduced"  # True if `apply` gets reduced gradients
+_WEIGHT = "_tfdist_weight"  # the weight that `apply` uses in its reduction
 
 
 class ReducesUpdates:
-    """Mixin before an optimizer's own class: reduces accumulated gradients."""
+    """Mixin before an optimizer's own class that reduces accumulated gradients."""
 
-    # Class attributes, so that a copy made by from_config() reduces in the same way.
+    # Class attributes, so that a copy from from_config() reduces in the same way.
     tfdist_options: ReduceOptions
     tfdist_nan_policy: str | None
 
@@ -71,8 +71,8 @@ class ReducesUpdates:
             variables = vars(self)["_tfdist_updated"]
             grads = self.reduce_for_update(grads, variables, total)
             if gated():
-                # Keras increments the step count next; this write delays it until the
-                # gradients are reduced.
+                # Keras increments the step count next. This write delays the increment
+                # until the gradients are reduced.
                 with tf.control_dependencies(grads):
                     self._iterations.assign_add(0)
         return super()._clip_gradients(grads)  # type: ignore[misc]
@@ -84,7 +84,7 @@ class ReducesUpdates:
 
 
 class Reducing(ReducesUpdates):
-    """Mixin of the user's optimizer: reduces gradients, then applies them."""
+    """Mixin of the user's optimizer that reduces gradients before applying them."""
 
     # Defined by the optimizer's own class.
     name: str
@@ -104,13 +104,15 @@ class Reducing(ReducesUpdates):
 
         Args:
             grads: one gradient for each variable.
-            trainable_variables: the variables; default those it was built with.
+            trainable_variables: the variables; default: the variables with which the
+                optimizer was built.
             weight: this rank's number of samples, for batches of unequal sizes; see
                 `DistributedGradientTape.gradient`. Default: all ranks have equal
-                weight. With `gradient_accumulation_steps`: the number of samples of
-                this micro-batch, given for all micro-batches or for none; the update is
-                then that of the mean over the samples of all of them on all ranks.
-            **own: further arguments of the `apply` of the optimizer's class.
+                weight. With `gradient_accumulation_steps`, `weight` is the number of
+                samples in this micro-batch, and has to be given for all micro-batches
+                or for none. The update then uses the mean over the samples of all
+                micro-batches on all ranks.
+            **own: additional arguments for `apply` of the optimizer's class.
         """
         grads = list(grads)
         update = functools.partial(super().apply, **own)  # type: ignore[misc]
@@ -130,11 +132,11 @@ class Reducing(ReducesUpdates):
     def apply_gradients(
         self, grads_and_vars: Any, *, weight: Any = None, **own: Any
     ) -> Any:
-        """As `apply`, with pairs of gradient and variable; returns the step count.
+        """Runs `apply` for pairs of gradient and variable; returns the step count.
 
-        If the optimizer's class overrides `apply_gradients`, its method gets the
-        reduced gradients; with `gradient_accumulation_steps`, where the sum is reduced
-        later, it gets those of this rank's batch.
+        If the optimizer's class overrides `apply_gradients`, this method gets the
+        reduced gradients. With `gradient_accumulation_steps`, the sum is reduced later,
+        and the method gets the gradients of this rank's batch.
         """
         pairs = list(grads_and_vars)
         grads, variables = map(list, zip(*pairs, strict=True))
@@ -241,8 +243,9 @@ class Reducing(ReducesUpdates):
             if one.gradient_accumulation_steps:
                 raise ValueError(
                     f"weight was given to a MultiOptimizer whose {one.name!r} has "
-                    "gradient_accumulation_steps: it would add up the means of steps "
-                    "of different weights. Leave one of them out."
+                    "gradient_accumulation_steps, so it would add up means of steps "
+                    "with different weights. Leave out weight or "
+                    "gradient_accumulation_steps."
                 )
 
     def _reduce_in_the_inner_one(self) -> None:
@@ -296,15 +299,15 @@ class Reducing(ReducesUpdates):
         # for which the others wait. (The constructor sets `built` after the factor.)
         if name == "loss_scale_factor" and value is None and "built" in vars(self):
             raise ValueError(
-                "loss_scale_factor of a tfdist optimizer was set to None. A "
-                "LossScaleOptimizer that is put around one does so (model.compile puts "
-                "one around the optimizer of a model of the mixed_float16 policy), and "
-                "a MultiOptimizer. The reduction has to be outside: write "
-                "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)), or "
+                "loss_scale_factor of a tfdist optimizer was set to None, as by a "
+                "MultiOptimizer or a LossScaleOptimizer around it. (model.compile adds "
+                "a LossScaleOptimizer under the policy mixed_float16.) The reduction "
+                "has to be outermost. Use "
+                "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)) or "
                 "tfdist.DistributedOptimizer("
                 "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "
-                "with keras.config.set_dtype_policy('mixed_float16') before you wrap. "
-                "(A factor of your own is taken away by 1.0.)"
+                "with keras.config.set_dtype_policy('mixed_float16') before wrapping. "
+                "(To remove your own factor, set it to 1.0.)"
             )
         super().__setattr__(name, value)
 
@@ -319,7 +322,7 @@ def reducing_class(
 
 
 def _reduce_likewise(copied: Any, original: Any) -> None:
-    """Gives a copy the class of the original, and its options if set on the object."""
+    """Sets a copy's class, and options set on the object, to those of the original."""
     copied.__class__ = type(original)
     if "tfdist_options" in vars(original):
         vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]

@@ -37,9 +37,9 @@ def predict(
     the order of the data. A batch runs the same program as in one process, so the
     outputs are bitwise equal if that program is deterministic.
 
-    All ranks call it, with the same data and the same weights. They wait for each other
-    only before and after their work, so the number of batches may differ between ranks
-    and may be 0.
+    All ranks have to call this function with the same data and the same weights. They
+    wait for each other only before and after their work, so the number of batches may
+    differ between ranks and may be 0.
 
     Args:
         model: a model, used as it was compiled (`jit_compile`, `run_eagerly`,
@@ -47,31 +47,32 @@ def predict(
         x: the whole data, on every rank, as in `tfdist.evaluate`.
         batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
             contains batches, or single samples if `batch_size` is given.
-        gather: which ranks get the outputs. "all" (default): every rank. "root": the
-            first rank; the others get None. "none": every rank gets its own part as
-            `(outputs, indices)`, with the int64 indices of its samples in the data;
-            outputs are not sent.
+        gather: which ranks get the outputs. With "all" (default), every rank gets them.
+            With "root", the first rank gets them, and the others get None. With "none",
+            outputs are not sent, and every rank gets its own part as `(outputs,
+            indices)`, with the int64 indices of its samples in the data.
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.
-        timeout_s: seconds to wait for the slowest rank when this one is done; default
-            `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part; only these call it; default all.
+        timeout_s: seconds to wait for the slowest rank after this rank has finished;
+            default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
 
     Returns:
-        What `model.predict` returns: a NumPy array of shape `[samples, ...]`, or a
-        structure of arrays, of the model's dtypes. With "all", bitwise equal on all
-        ranks.
+        The result of `model.predict`: a NumPy array of shape `[samples, ...]`, or a
+        structure of arrays, with the model's dtypes. With "all", the result is bitwise
+        equal on all ranks.
 
     Raises:
-        TypeError: the data cannot be partitioned; outputs of this dtype, or ragged
-            ones, cannot be sent.
-        ValueError: the data are empty, shuffled or sharded; an option is invalid; a
+        TypeError: the data cannot be partitioned, or the outputs are ragged or have a
+            dtype that cannot be sent.
+        ValueError: the data are empty, shuffled or sharded, an option is invalid, or a
             layer is stateful.
         tfdist.MismatchError: the ranks differ in their data (for arrays, some rows are
             compared), weights, preprocessing layers or shapes of outputs, or a rank has
             joined (`tfdist.join`).
-        tfdist.RankFailedError: another rank raised, or failed.
-        tfdist.TimeoutError: a rank was not done within `timeout_s`.
+        tfdist.RankFailedError: another rank raised an error or failed.
+        tfdist.TimeoutError: a rank did not finish within `timeout_s`.
 
     Example:
         >>> import keras, numpy as np, tfdist
@@ -112,13 +113,13 @@ def predict(
         }
 
     outputs, told = ranks.run("after the last batch", work)
-    agree_on_weights(model, ranks, told)  # including those that the first batch created
+    agree_on_weights(model, ranks, told)  # including weights from the first batch
     rows = [facts["rows"] for facts in told]
     if gather == "none":
         own = ranks.ranks.index(runtime.rank())
         begin = sum(rows[:own])
         return outputs, np.arange(begin, begin + rows[own], dtype=np.int64)
-    advice = "Give outputs of the same shape for every batch."
+    advice = "Return outputs of the same shape for every batch."
     ranks.agree(told, "outputs", "what the model gives", advice)
     return _collect(outputs, gather, ranks)
 
@@ -134,9 +135,9 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
     for array in arrays if gather != "none" else []:
         if isinstance(array, tf.RaggedTensor):
             raise TypeError(
-                "Expected outputs that are arrays in tfdist.predict, got a ragged "
-                'tensor. Pad it in the model, or pass gather="none" and put the parts '
-                "together yourself."
+                "Expected arrays as outputs in tfdist.predict, got a ragged tensor. "
+                'Pad it in the model, or pass gather="none" and combine the parts '
+                "yourself."
             )
         dtype_of(array.dtype, 'predict (leave them where they are with gather="none")')
         described.append(f"{array.dtype.name}{list(array.shape[1:])}")
@@ -150,7 +151,7 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
 def _collect(outputs: Any, gather: str, ranks: CoordinatedCall) -> Any:
     """Gathers the outputs of all ranks, one array after another.
 
-    The ranks' ranges of batches are in rank order, so the result is in the order of the
+    The ranks' ranges of batches are in rank order, so the result has the order of the
     data.
     """
     first = ranks.ranks[0]

@@ -1,4 +1,4 @@
-"""Consistency of the state of preprocessing layers, which is not in variables.
+"""Checks that preprocessing layers have the same state on all ranks.
 
 Keras's preprocessing layers hold state from `adapt` or from the user. `Normalization`
 computes with tensors derived from its variables, which have to be recreated after the
@@ -21,27 +21,27 @@ from tfdist import errors
 from tfdist.collectives.objects import gather_from_all
 from tfdist.core.process_sets import ProcessSet, members_of
 
-# For each kind of layer: its state, and how to give all ranks the state of one.
+# For each kind of layer: its state, and advice on how to make the state equal.
 _ADVICE = {
     keras.layers.Normalization: (
         "mean and variance",
-        "Send its variables and call layer.finalize_state() then, or give all ranks "
-        "the same mean and variance.",
+        "Broadcast its variables and then call layer.finalize_state(), or use the "
+        "same mean and variance on all ranks.",
     ),
     keras.layers.Discretization: (
         "bin_boundaries",
-        "Write layer.bin_boundaries = tfdist.broadcast_object(list("
+        "Use layer.bin_boundaries = tfdist.broadcast_object(list("
         "layer.bin_boundaries)).",
     ),
     keras.layers.StringLookup: (
         "vocabulary",
-        "Adapt it to the same data on all ranks, or give all ranks that of one: words "
+        "Adapt it to the same data on all ranks, or broadcast the vocabulary: words "
         "= tfdist.broadcast_object([str(w) for w in layer.get_vocabulary()]); "
         "layer.set_vocabulary(words).",
     ),
     keras.layers.IntegerLookup: (
         "vocabulary",
-        "Adapt it to the same data on all ranks, or give all ranks that of one: numbers"
+        "Adapt it to the same data on all ranks, or broadcast the vocabulary: numbers"
         " = tfdist.broadcast_object([int(n) for n in layer.get_vocabulary()]); "
         "layer.set_vocabulary(numbers).",
     ),
@@ -75,10 +75,12 @@ def check_alike(
     Args:
         model: a model or layer, with the same variables on all ranks.
         function: name of the function that the ranks called, for messages.
-        process_set: the ranks that take part; only these call it; default all.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
 
     Raises:
-        tfdist.MismatchError: on all ranks: the states differ, or a rank has joined.
+        tfdist.MismatchError: the states differ, or a rank has joined. All ranks raise
+            it.
     """
     told = gather_from_all(
         layer_fingerprints(model),
@@ -114,13 +116,13 @@ def check_prints(
         name, kind = others[0]
         holds, advice = _ADVICE[getattr(keras.layers, kind)]
         raise errors.MismatchError(
-            f"{where} the {kind} layer {name!r} holds another {holds} than on rank "
-            f"{ranks[0]}: the same sample would be another input there. {advice}"
+            f"{where} the {kind} layer {name!r} has a different {holds} than on rank "
+            f"{ranks[0]}, so the same sample would give different inputs. {advice}"
         )
 
 
 def _adapted_layers(model: keras.layers.Layer) -> list[Any]:
-    """Returns each layer once, in an order that is the same on all ranks."""
+    """Returns the layers without duplicates, in the same order on all ranks."""
     kinds = tuple(_ADVICE)
     layers = (one for one in model._flatten_layers() if isinstance(one, kinds))
     return list({id(layer): layer for layer in layers}.values())

@@ -37,33 +37,35 @@ def restore(
 ) -> int:
     """Restores the weights and optimizers of a compiled model on all ranks.
 
-    The lowest rank reads the file and broadcasts its contents, so the file need not be
-    visible to the other ranks. The number of ranks may differ from that of the saved
+    The lowest rank reads the file and broadcasts its contents, so the other ranks do
+    not need access to the file. The number of ranks may differ from that of the saved
     job. Training continues as if it had not been interrupted: the optimizer gets its
-    slots and its step count, which determines the learning rate of schedules. So do
-    optimizers that are other attributes of the model (a GAN has two). If the file was
-    saved by `Checkpoint`, the random number generators of layers (dropout) continue
-    too, with a stream for each rank as from `tfdist.layers.broadcast_seed_generators`;
-    `model.save` does not save them.
+    slots and its step count, which determines the learning rate of schedules.
+    Optimizers that are other attributes of the model (a GAN has two) are restored, too.
+    If the file was saved by `Checkpoint`, the random number generators of layers
+    (dropout) also continue, with a different stream on each rank as from
+    `tfdist.layers.broadcast_seed_generators`. `model.save` does not save generators.
 
     Args:
-        model: the model, built and compiled as the saved one on all ranks. Its own
-            optimizer is built here; others have to be built if they were when saved.
+        model: the model, built and compiled like the saved model on all ranks. This
+            function builds the optimizer of `compile`. Other optimizers have to be
+            built if they were built when the file was saved.
         path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`.
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that train the model; only these call it; default all.
+        process_set: the ranks that train the model; only these ranks call the function;
+            default all.
 
     Returns:
-        Number of updates that the optimizer has done: its `iterations`. If the model's
-        own optimizer is None, that of the first of the others.
+        Number of updates that the optimizer has done, i.e. its `iterations`. If the
+        model's own optimizer is None, the number of the first other optimizer.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the model is not built or not compiled, or the file is not a
             checkpoint of this model and optimizer. The message says what was expected
             and found; nothing is changed.
-        tfdist.RankFailedError: on the other ranks, with the error of the rank that
-            reads.
+        tfdist.RankFailedError: on the other ranks: the rank that reads has failed. The
+            message contains its error.
         tfdist.MismatchError: a rank has joined (`tfdist.join`), or the ranks differ in
             state of preprocessing layers that is not in variables (vocabularies, bin
             boundaries).
@@ -120,15 +122,15 @@ def restore(
 
 
 def prepare(model: keras.Model) -> None:
-    """Builds the optimizer of a compiled model, unless it is built.
+    """Builds the optimizer of a compiled model if it is not built yet.
 
     Raises:
         ValueError: the model has no weights yet, or no optimizer.
     """
     if not is_built(model) or not model.weights:
         raise ValueError(
-            f"Expected a built model, got {model.name!r} without weights. Give it "
-            "data of the right shape once, or call model.build(shape), before "
+            f"Expected a built model, got {model.name!r} without weights. Call it on "
+            "data of the right shape, or call model.build(shape), before "
             "tfdist.restore."
         )
     if not optimizers_of(model):
@@ -142,26 +144,27 @@ def prepare(model: keras.Model) -> None:
 
 
 def check_fits(model: keras.Model, path: str) -> None:
-    """Raises, as `restore` does, unless a checkpoint fits a compiled model."""
+    """Raises the errors of `restore` if a checkpoint does not fit a compiled model."""
     if not os.path.exists(path):
         hint = " Copy it to this machine first." if "://" in path else ""
         raise FileNotFoundError(f"There is no checkpoint {path!r}.{hint}")
     config, saved = _contents(path)
     own_name = None
     if getattr(model, "optimizer", None) is not None:
-        # With the name of the Keras class, not of the reducing subclass.
+        # The name of the Keras class, not of the reducing subclass.
         own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
         own_name = optimizer_name({"compile_config": own})
     saved_name = optimizer_name(config)
     if saved_name is None and own_name is not None:
         raise ValueError(
             f"{path} was saved without an optimizer (or before compile), so training "
-            "cannot go on from it. Read its weights alone: model.load_weights(path)."
+            "cannot continue from it. To load only its weights, call "
+            "model.load_weights(path)."
         )
     if saved_name != own_name:
         raise ValueError(
             f"{path} has the state of the optimizer {saved_name}, but this model is "
-            f"compiled with {own_name}. Compile it as it was."
+            f"compiled with {own_name}. Compile it with the saved optimizer."
         )
     # Keras would only warn and continue with a fresh optimizer.
     slots, weights = _divide(model, saved)
@@ -173,13 +176,14 @@ def check_fits(model: keras.Model, path: str) -> None:
             f"{path} has the state of optimizers that are not built: "
             f"{', '.join(unbuilt)} of the model {model.name!r}. Call "
             "optimizer.build(variables) with the variables that each trains, in the "
-            "same order as ever, before tfdist.restore."
+            "same order as in the saved job, before tfdist.restore."
         )
     difference = shapes_difference(own_slots, slots)
     problem = _difference_of_weights(model, weights, path) or difference
     if problem:
         raise ValueError(
-            f"{path} is a checkpoint of another model than {model.name!r}: {problem}. "
+            f"{path} is a checkpoint of a different model than {model.name!r}: "
+            f"{problem}. "
             "Build and compile the model as it was when it was saved."
         )
 
@@ -187,8 +191,8 @@ def check_fits(model: keras.Model, path: str) -> None:
 def optimizer_name(config: dict[str, Any]) -> str | None:
     """Returns the optimizer class with which a saved model was compiled, or None.
 
-    For a `LossScaleOptimizer` this is the class of the inner optimizer: the loss scale
-    that `compile` adds in mixed_float16 is not in the config.
+    For a `LossScaleOptimizer` this is the class of the inner optimizer, because the
+    config does not contain the loss scale that `compile` adds in mixed_float16.
 
     Args:
         config: the content of the checkpoint's "config.json".
@@ -231,10 +235,10 @@ def shapes_difference(
 
 
 def _load(model: keras.Model, path: str) -> None:
-    """Loads everything or changes nothing: Keras stops at the first missing layer."""
+    """Loads all variables or none; Keras alone would stop at the first missing layer."""
     before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
     was_built = model.built
-    # Keras requires it, and a model that defines no `call` (a GAN) is never built.
+    # Keras requires a built model, and a model without `call` (a GAN) is never built.
     model.built = True
     try:
         model.load_weights(path)
@@ -245,9 +249,9 @@ def _load(model: keras.Model, path: str) -> None:
         if not isinstance(error, ValueError | KeyError | TypeError):
             raise
         raise ValueError(
-            f"{path} is a checkpoint of another model than {model.name!r}, with other "
-            "layers or other attributes that hold them. Build and compile the model "
-            f"as it was when it was saved. Keras says: {error}"
+            f"{path} is a checkpoint of a different model than {model.name!r}, with "
+            "different layers or attributes that contain them. Build and compile the "
+            f"model as it was when it was saved. Error from Keras: {error}"
         ) from error
     finally:
         model.built = was_built
@@ -280,8 +284,8 @@ def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
             file.visititems(note)
     except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
         raise ValueError(
-            f"Expected {path} to be a whole .keras file, written by "
-            f"tfdist.callbacks.Checkpoint or model.save, got: {error}. Take an older "
+            f"Expected {path} to be a complete .keras file, written by "
+            f"tfdist.callbacks.Checkpoint or model.save, got: {error}. Use an older "
             "checkpoint."
         ) from None
     return config, shapes
@@ -290,11 +294,11 @@ def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
 def _divide(
     model: keras.Model, saved: dict[str, tuple[int, ...]]
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Divides the saved shapes into those of the model's optimizers and of weights.
+    """Divides the saved shapes into shapes of optimizers and shapes of weights.
 
-    Keras saves an optimizer under the attribute that holds it: "second/vars/0", or
-    "several/adam_1/vars/0" in a list or dict. (A loss scale also has the variables of
-    its inner optimizer, which are saved again under "second/inner_optimizer".)
+    Keras saves an optimizer under the name of its attribute: "second/vars/0", or
+    "several/adam_1/vars/0" in a list or dict. A loss scale also has the variables of
+    its inner optimizer, which are saved again under "second/inner_optimizer".
     """
     attributes = {"optimizer": {""}}
     for name, value in vars(model).items():
@@ -324,16 +328,16 @@ def _built(model: keras.Model) -> list[str]:
 def _difference_of_weights(
     model: keras.Model, saved: list[tuple[int, ...]], path: str
 ) -> str | None:
-    """Describes the first variable that the file lacks, or has with another shape."""
+    """Describes the first variable that is missing or has a different shape."""
     own = Counter(tuple(v.shape) for v in model.weights)
-    # Random number generators and metrics may be saved too, so only a missing variable
+    # Random number generators and metrics may also be saved, so only a missing variable
     # is certainly wrong.
     missing = own - Counter(saved)
     if not missing:
         return None
     try:
         other = keras.saving.load_model(path, compile=False)
-    except Exception:  # noqa: BLE001 - a custom class that is not found
+    except Exception:  # noqa: BLE001 - the custom class is not found
         found = sorted(Counter(saved) - own)
         but = f", but one of {found[0]}" if found else ""
         return f"the file has no variable of shape {min(missing)}{but}"
