@@ -186,7 +186,7 @@ class RankCallback(keras.callbacks.Callback):
         """Returns whether anything but moments of batch normalisations was reduced."""
         if finished_operations() == self._finished_before:
             return False
-        # Of layers that were made in this step nobody has asked for records.
+        # Records of layers that were created in this step were not requested.
         if not (_counts_moments(self.model) and self.model in _first_step_names):
             return True
         # Records can be taken once, so the callbacks of a model share their names.

@@ -14,7 +14,7 @@ from typing import Any
 DECIDES_ON_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
 # Callbacks whose changes have to be made on all ranks.
 EVERYWHERE = (*DECIDES_ON_LOGS, "LearningRateScheduler", "SwapEMAWeights")
-# Callbacks that write to a path, which only one rank may do, and its attribute.
+# Callbacks that write to a path, which only one rank may do, and the path's attribute.
 WRITES = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
@@ -266,8 +266,8 @@ def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     after = kinds[kinds.index("Progress") :] if "Progress" in kinds else []
     if "MetricAverage" in after and kinds.count("MetricAverage") == 1:
         yield Problem(
-            "Progress shows only the metrics of rank 0 if it runs before MetricAverage, "
-            "which averages the logs. Move tfdist.callbacks.Progress after "
+            "Progress shows only the metrics of rank 0 if it runs before "
+            "MetricAverage. Move tfdist.callbacks.Progress after "
             "tfdist.callbacks.MetricAverage in the list of callbacks."
         )
 

@@ -110,9 +110,9 @@ def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
 
 
 class _Part(NamedTuple):
-    worth: int  # where there is no room, the part that is worth least is left out
+    worth: int  # if there is no room, the part with the least worth is left out
     text: str
-    instead: tuple[_Part, ...] = ()  # takes its place when it is left out
+    instead: tuple[_Part, ...] = ()  # replaces a part that is left out
 
 
 def _joined(parts: list[_Part]) -> str:

@@ -57,7 +57,7 @@ class Checkpoint(RankCallback):
             model's metric of that name; min for losses. For other names that contain
             acc, auc, precision, recall or f1 it is max.
         save_freq: "epoch" (default), or a number of steps; with gradient accumulation,
-            a save is delayed until the update of which the step is a part.
+            a save is delayed until the current accumulation is complete.
         initial_value_threshold: with `save_best_only`, the value of `monitor` that the
             first save has to improve on, e.g. the best of a resumed training; default
             None: any value.

@@ -64,11 +64,11 @@ class LearningRateScale(RankCallback):
         super().on_train_begin(logs)
         optimizer = optimizer_of_one_rate(self.model, type(self).__name__)
         if optimizer in _scaled:
-            _logger.info("The learning rate was scaled already; it stays as it is.")
+            _logger.info("The learning rate was already scaled and is not changed.")
             return
         rate = ScalableRate(optimizer)
         _scaled.set(optimizer, True)
-        steps = int(optimizer._iterations)  # batches, where gradients accumulate
+        steps = int(optimizer._iterations)  # batches, if gradients are accumulated
         if steps and rate.is_saved:
             if runtime.rank() == self._first:
                 _logger.warning(
