@@ -79,7 +79,7 @@ def test_a_killed_rank_leaves_what_it_did(tmp_path, capsys):
     folder = tmp_path / "t"
     assert not (folder / "trace.json").exists()
     assert tool.main([str(folder)]) == 0
-    assert "ended without leaving, or still running: [1]" in capsys.readouterr().out
+    assert "did not end normally, or still running: [1]" in capsys.readouterr().out
     assert {e["pid"] for e in events(folder)} == {0, 1, 2}
     failed = [e for e in events(folder) if e.get("args", {}).get("error") == 10]
     assert {e["pid"] for e in failed} == {0, 2}

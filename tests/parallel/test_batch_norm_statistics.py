@@ -102,7 +102,7 @@ def refused(kind):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("layers", "MismatchError: .*rank 0 has 2 that are built, rank 1 has 3"),
+        ("layers", "MismatchError: .*rank 0 has 2 built layers, rank 1 has 3"),
         ("width", r"MismatchError: .*layer 0 is .*\(3,\).* rank 0, .*\(4,\).* rank 1"),
         ("weight", "ValueError: .*at least 0, got -1.0 on rank 1"),
         ("weights", "ValueError: .*above 0 on at least one rank"),

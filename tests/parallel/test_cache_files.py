@@ -28,4 +28,4 @@ def test_ranks_of_a_host_do_not_write_one_file(tmp_path):
         expected = [[rank + 1, rank + 3], [rank + 5, rank + 7]]
         assert found[1:] == [expected] * 3
         assert found[0]["class"] == "ValueError"
-        assert "Put the rank into the name of the file" in found[0]["message"]
+        assert "Add the rank to the file name" in found[0]["message"]

@@ -205,7 +205,7 @@ def numbers_without_samples():
     average = tfdist.callbacks.MetricAverage()
     history = model.fit(ones, ones, epochs=3, verbose=0, callbacks=[average]).history
     logging.getLogger("tfdist").removeHandler(handler)
-    return [history["spread"], [text for text in said if "how many samples" in text]]
+    return [history["spread"], [text for text in said if "of samples for" in text]]
 
 
 def test_ranks_are_weighted_alike_without_samples_and_rank_0_says_so_once():
@@ -492,7 +492,7 @@ def two_optimizers(kind):
 
 def test_two_optimizers_of_which_one_is_not_wrapped_are_refused_before_the_first_step():
     for message in run_ranks(two_optimizers, 2, "one"):
-        assert "Of the model's 2 optimizers one in a list or dict (Adam" in message
+        assert "Of the model's 2 optimizers, one in a list or dict (Adam" in message
         assert "local_variables=lambda variable: True" in message
     for kind in ("both", "parts of others"):
         (a, b), other = run_ranks(two_optimizers, 2, kind)

@@ -382,7 +382,7 @@ def wrong(folder):
 def test_a_checkpoint_that_may_not_save_is_refused(tmp_path):
     for result in run_ranks(wrong, 1, str(tmp_path)):
         assert result["class"] == "ValueError"
-        assert "a Checkpoint of its own" in result["message"]
+        assert "separate Checkpoint to StopOnSignal" in result["message"]
 
 
 def kept(folder):

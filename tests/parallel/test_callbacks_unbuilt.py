@@ -205,15 +205,15 @@ def test_layers_that_a_step_builds_with_weights_are_an_error_that_names_them(
     kind, built, layer, raised, run_eagerly
 ):
     for message in run_ranks(trained, 2, kind, built, run_eagerly):
-        assert f"has made the weights of '{layer}', after Broadcast" in message
-        assert "Build all layers before fit" in message
+        assert f"has created the weights of '{layer}' after Broadcast" in message
+        assert "Build all layers on all ranks before fit" in message
         assert ("Raised before" in message) == bool(raised)
         assert raised in message
 
 
 def test_so_are_those_that_a_later_step_builds():
     for message in run_ranks(trained, 2, "later layer", True, True):
-        assert "has made the weights of 'lazy', after Broadcast" in message
+        assert "has created the weights of 'lazy' after Broadcast" in message
 
 
 def own_loop():
@@ -241,4 +241,4 @@ def own_loop():
 
 def test_so_are_those_that_the_first_step_of_a_loop_builds():
     for message in run_ranks(own_loop, 2):
-        assert "has made the weights of 'sequential/dense', after" in message
+        assert "has created the weights of 'sequential/dense' after" in message

@@ -345,7 +345,7 @@ def test_data_dealt_among_all_ranks_are_refused_in_a_process_set_too():
     first, none, last = run_ranks(dealt_among_all, 3)
     assert none == ""
     for message in (first, last):
-        assert "dealt out among 3 ranks before tfdist.evaluate" in message
+        assert "already distributed to 3 ranks before tfdist.evaluate" in message
 
 
 def test_the_ranks_of_a_process_set():

@@ -132,7 +132,7 @@ def test_fit_equals_that_without_xla(kind):
         # The moving statistics are those of each rank's own samples.
         assert a.tobytes() == b.tobytes() or a.shape == (9,)
     assert [len(first[3]), len(second[3])] == [1, 0]
-    assert "compiles forward and backward" in first[3][0]
+    assert "compiles the forward and backward pass" in first[3][0]
 
 
 class LogsOfTheUpdate(keras.Sequential):

@@ -141,7 +141,7 @@ def test_lists_in_another_order_are_an_error_on_all(files):
         assert "tfdist.data.Records.from_files: the list of files" in message
         for ends in ("d-00000-of-00007 to d-00006", "d-00006-of-00007 to d-00000"):
             assert f"7 files, {ends}" in message
-        assert "sort what a folder" in message
+        assert "sort the list of a folder" in message
 
 
 def cached_on_one(names, folder, owner):
@@ -191,7 +191,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_on_all(files, tmp_path):
         run_ranks(unwritable, 2, files, str(tmp_path))
     ):
         assert name == ("OSError" if rank == 0 else "RankFailedError")
-        assert f"{tmp_path}/none/index.npz: the index cannot be kept" in message
+        assert f"{tmp_path}/none/index.npz: the index cannot be written" in message
 
 
 def alone(names):

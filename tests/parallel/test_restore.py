@@ -120,10 +120,13 @@ def refused(path, kind):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("units", r"another model .*expected first/kernel of shape \(2, 5\), found .*"),
+        (
+            "units",
+            r"different model .*expected first/kernel of shape \(2, 5\), found .*",
+        ),
         ("optimizer", "state of the optimizer SGD, but this model .* with Adam"),
         ("slots", "expected 13 variables of the optimizer, found 7 in the file"),
-        ("file", "to be a whole .keras file"),
+        ("file", "to be a complete .keras file"),
         ("missing", "There is no checkpoint"),
     ],
 )
@@ -201,7 +204,7 @@ def refused_whole(path, units, name_of_last):
 @pytest.mark.parametrize(
     ("units", "name_of_last", "words"),
     [
-        (3, "end", r"another model than 'parts', .*other attributes .*Keras says: "),
+        (3, "end", r"model than 'parts', .*or attributes .*Error from Keras: "),
         (5, "head", r"no variable of shape \(2, 5\), but one of \(2, 3\)"),
     ],
 )

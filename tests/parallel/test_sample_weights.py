@@ -171,7 +171,7 @@ def test_what_a_weight_cannot_be_combined_with_is_refused():
         adding.apply([tf.constant([1.0])], [v], weight=3)
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     several = keras.optimizers.MultiOptimizer(lambda variable: inner)
-    with pytest.raises(ValueError, match="means of steps of different weights"):
+    with pytest.raises(ValueError, match="means of steps with different weights"):
         tfdist.DistributedOptimizer(several).apply([tf.constant([1.0])], [v], weight=3)
     plain = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="one number"):

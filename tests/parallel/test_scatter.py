@@ -139,7 +139,7 @@ def test_a_part_is_not_dealt_out_again_on_any_rank():
     for found, _ in results:
         for one in found:
             assert one["class"] == "ValueError"
-            assert "dealt out among 2 ranks before" in one["message"]
+            assert "already distributed to 2 ranks before" in one["message"]
     assert [own for _, own in results] == [[*range(0, 12, 2)], [*range(1, 12, 2)]]
 
 

@@ -166,7 +166,7 @@ def open_at_the_end():
 def test_shutdown_closes_everything_and_another_init_begins_anew():
     found = run_ranks(open_at_the_end, 2, init=False)
     assert [left for left, _ in found] == [[0, []]] * 2
-    assert "call scatter again after tfdist.init()" in found[1][1]
+    assert "call scatter again on all ranks after tfdist.init()" in found[1][1]
 
 
 def forked():

@@ -230,7 +230,7 @@ def test_what_is_not_reduced_is_refused():
 @pytest.mark.parametrize("option", ["persistent", "watch_accessed_variables"])
 def test_options_of_a_new_tape_are_refused_for_one_that_exists(option):
     value = option == "persistent"  # not the default
-    with pytest.raises(ValueError, match="Give them to the tf.GradientTape"):
+    with pytest.raises(ValueError, match="Pass these arguments to the tf.GradientTape"):
         tfdist.DistributedGradientTape(tf.GradientTape(), **{option: value})
     tfdist.DistributedGradientTape(**{option: value})
 

@@ -145,7 +145,7 @@ def test_weights_on_one_rank_only_or_in_some_steps_only_are_errors():
     for message, _ in run_ranks(small, 2, [[1, 1], [None, None]]):
         assert "accumulated weighted" in message
     for message, _ in run_ranks(small, 2, [[1, None], [1, None]]):
-        assert "give every batch its weight" in message
+        assert "pass a weight for every batch" in message
 
 
 def skipped():

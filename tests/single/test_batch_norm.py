@@ -195,7 +195,7 @@ def test_a_model_without_batch_normalisation_is_refused():
 
 
 def test_kerass_argument_is_refused():
-    with pytest.raises(TypeError, match="no argument 'synchronized'"):
+    with pytest.raises(TypeError, match="not accept 'synchronized'"):
         SyncBatchNormalization(synchronized=True)
     with pytest.raises(TypeError, match="process_set"):
         SyncBatchNormalization(process_set=[0])

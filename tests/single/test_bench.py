@@ -59,14 +59,14 @@ def test_wrong_options_end_at_once(words, says, capsys):
     ("words", "says"),
     [
         (["--json", "no/f"], "--json: expected a file that can be written, got no/f: "),
-        (["--json", "no/f"], "there is no folder no"),
-        (["--json", "."], "got .: this is a folder; name a file"),
+        (["--json", "no/f"], "the folder no does not exist"),
+        (["--json", "."], "got .: this is a folder; use the path of a file"),
         (["--tune", ""], "--tune: expected a file that can be written, got .: this is"),
         (["--picture", "a.png"], "--picture: expected a file that can be written, got"),
         (["--json", "/dev/null"], "got /dev/null: this is no file"),
-        (["--tune", "/proc/t.json"], "No such file or directory; name a file where"),
-        (["--json", 255 * "x"], "File name too long; name a file where"),
-        (["--json", "f", "--tune", "./f"], "--tune: expected a file of its own, got"),
+        (["--tune", "/proc/t.json"], "No such file or directory; use a path that"),
+        (["--json", 255 * "x"], "File name too long; use a path that"),
+        (["--json", "f", "--tune", "./f"], "--tune: expected a separate file, got"),
     ],
 )
 def test_files_are_tried_out_before_ranks_start(
@@ -85,7 +85,7 @@ def test_files_are_tried_out_before_ranks_start(
 def test_only_the_rank_that_writes_tries_files_out(monkeypatch, capsys):
     monkeypatch.setattr(command, "_refusal", lambda *_: "went on")
     monkeypatch.setenv("TFDIST_SIZE", "2")
-    for rank, says in (("0", "there is no folder /no"), ("1", "went on")):
+    for rank, says in (("0", "the folder /no"), ("1", "went on")):
         monkeypatch.setenv("TFDIST_RANK", rank)
         assert main(["bench", "--json", "/no/f"]) == 2
         assert says in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_auto_and_all_stand_alone(names, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bench", "-np", "2", "--operations", "reduce", "--algorithms", names])
     assert caught.value.code == 2
-    expected = f"expected auto alone, all alone, or names; got {names}"
+    expected = f"expected auto, all or a list of names; got {names}"
     assert expected in capsys.readouterr().err
 
 

@@ -76,7 +76,7 @@ def test_lists_that_are_right(lists):
         ([[EARLY, *START], [EARLY, *START]], False, "metrics of one rank"),
         ([START, [*START, NAN]], False, "StopTogether() at the end"),
         ([[*START, NAN], [*START, NAN]], False, "StopTogether() at the end"),
-        ([[STOP, NAN], [STOP]], False, "move it behind TerminateOnNaN"),
+        ([[STOP, NAN], [STOP]], False, "Move it after TerminateOnNaN"),
         ([[*START, ours("UnevenData")]] * 2, False, "UnevenData has to be the first"),
         ([[LOG], [Entry("Mine")], [LOG]], False, "on rank 0 and on rank 2"),
         ([[Entry("Mine"), LOG]] * 2, False, "on rank 0 and on rank 1"),
@@ -89,7 +89,7 @@ def test_lists_that_are_right(lists):
             "TensorBoard writes to '/t' on rank 0 and on rank 1",
         ),
         ([[], [of_keras("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
-        ([[SHOWS, *START]] * 2, False, "Move tfdist.callbacks.Progress behind"),
+        ([[SHOWS, *START]] * 2, False, "Move tfdist.callbacks.Progress after"),
         ([[*START, LOG, SHOWS], [*START, SHOWS]], False, "CSVLogger writes the logs"),
     ],
 )
@@ -102,7 +102,7 @@ def test_lists_that_are_refused(lists, mismatch, words):
 def test_all_mistakes_are_told_at_once():
     plateau = of_keras("ReduceLROnPlateau")
     problem = find_problem([[EARLY, plateau, NAN, LOG]] * 8)
-    assert problem.text.startswith("4 things are wrong with the call of fit:\n1. ")
+    assert problem.text.startswith("The call of fit has 4 problems:\n1. ")
     lines = problem.text.splitlines()[1:]
     assert [line.split()[1] for line in lines] == [
         "TerminateOnNaN",
@@ -117,7 +117,7 @@ def test_a_mismatch_among_the_mistakes_makes_a_mismatch_of_all():
     problem = find_problem([[*START, NAN], START[:1]], [{"epochs": "2"}] * 2)
     assert problem.mismatch
     assert "1. The ranks' callbacks differ" in problem.text
-    assert "2. TerminateOnNaN stops its own rank" in problem.text
+    assert "2. TerminateOnNaN stops only its own rank" in problem.text
 
 
 ARGUMENTS = {
@@ -256,8 +256,8 @@ def test_only_the_hooks_that_a_callback_has_are_forwarded():
     [
         (None, TypeError, "Expected a Keras callback"),
         (Mine, TypeError, "Expected a Keras callback"),
-        (tfdist.callbacks.MetricAverage(), ValueError, "takes part on all ranks"),
-        (keras.callbacks.TerminateOnNaN(), ValueError, "every rank's loss"),
+        (tfdist.callbacks.MetricAverage(), ValueError, "has to run on all ranks"),
+        (keras.callbacks.TerminateOnNaN(), ValueError, "the loss on every rank"),
         (keras.callbacks.SwapEMAWeights(), ValueError, "must not run on rank 0 only"),
     ],
 )

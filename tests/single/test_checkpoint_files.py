@@ -64,7 +64,7 @@ def test_other_generators_stay_as_they_are_and_that_is_said(rates, tmp_path, cap
     before = states(model)
     tfdist.restore(model, path)
     assert states(model) == before
-    words = f"states of 2 random number generators .* has {len(before)}: they stay"
+    words = f"states of 2 random number generators .* has {len(before)} generators"
     assert re.search(words, caplog.messages[-1])
 
 
@@ -88,7 +88,7 @@ def test_damaged_states_are_an_error_before_anything_is_read(text, tmp_path):
             new.writestr(name, text if name == MEMBER else old.read(name))
     other = noisy(0.5)
     before = [np.array(v) for v in other.weights]
-    with pytest.raises(ValueError, match="Take an older checkpoint"):
+    with pytest.raises(ValueError, match="Use an older checkpoint"):
         tfdist.restore(other, path)
     for a, b in zip(before, other.weights, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -96,7 +96,7 @@ def test_damaged_states_are_an_error_before_anything_is_read(text, tmp_path):
 
 def test_a_remote_place_is_refused_and_not_made_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"mounted there, got 'gs://bucket/m\.keras'"):
+    with pytest.raises(ValueError, match=r"mounted folder, got 'gs://bucket/m\.keras'"):
         Checkpoint("gs://bucket/m.keras")
     with pytest.raises(FileNotFoundError, match="Copy it to this machine first"):
         tfdist.restore(noisy(0.5), "gs://bucket/m.keras")

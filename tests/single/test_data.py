@@ -190,10 +190,10 @@ def mixed(**options):
         (ten.map(lambda x: shuffled(x[None]).get_single_element()), "shuffle=True"),
         (mixed(), "choose_from_datasets"),
         (mixed().map(lambda x: x + 1), "choose_from_datasets"),
-        (data.shard(np.arange(10), batch_size=2, rank=0, size=2), "dealt out among 2"),
+        (data.shard(np.arange(10), batch_size=2, rank=0, size=2), "distributed to 2"),
         (
             data.shard(np.arange(10), batch_size=2, rank=0, size=2).unbatch(),
-            "dealt out among 2 ranks before tfdist.data.shard",
+            "already distributed to 2 ranks before tfdist.data.shard",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_each_local_rank_sees_its_own_gpu(host, local_rank):
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_fewer_gpus_than_ranks_is_an_error_on_every_rank(host, local_rank):
     host(1, local_rank, 2)
-    with pytest.raises(ValueError, match="2 ranks of this host, got 1 visible"):
+    with pytest.raises(ValueError, match="2 ranks on this host, got 1 visible"):
         tfdist.pin_gpu()
 
 
@@ -58,5 +58,5 @@ def test_gpus_in_use_already_are_an_error_that_says_when_to_call(host, monkeypat
         raise RuntimeError("Visible devices cannot be modified after being initialized")
 
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
-    with pytest.raises(RuntimeError, match=r"right after tfdist.init\(\)"):
+    with pytest.raises(RuntimeError, match=r"directly after tfdist.init\(\)"):
         tfdist.pin_gpu()

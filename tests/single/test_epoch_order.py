@@ -106,8 +106,8 @@ def test_rank_and_size_are_those_of_the_world():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"global_batch": 10, "size": 4}, "4 ranks divide equally, got 10.* 8 and 12"),
-        ({"global_batch": 3, "size": 4}, "got 3. The nearest that do: 4"),
+        ({"global_batch": 10, "size": 4}, "multiple of 4, .*, got 10.* 8 and 12"),
+        ({"global_batch": 3, "size": 4}, "got 3. Nearest valid values: 4"),
         ({"total": 11}, "got 11 samples for a global_batch of 12.*most 9\\."),
         ({"total": 2}, "each of 3 ranks, got 2 samples. Start at most 2 ranks"),
         ({"total": 0}, "got 0 samples. Check the data"),

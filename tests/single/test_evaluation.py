@@ -377,7 +377,7 @@ def test_what_cannot_be_dealt_out_is_refused(data, options, error, text):
 def test_what_was_dealt_out_before_is_refused():
     own = SOURCE.shard(2, 1).map(lambda x: x)
     for data, batch_size in ((own, 2), (own.batch(2), None)):
-        with pytest.raises(ValueError, match="before tfdist.evaluate, which deals"):
+        with pytest.raises(ValueError, match="tfdist.evaluate, which distributes"):
             partition("tfdist.evaluate", data, None, None, batch_size, 1, 2)
 
 

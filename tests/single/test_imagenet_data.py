@@ -314,7 +314,7 @@ def test_a_label_that_the_sample_has_not_is_found_when_it_is_read(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 25, "size": 2}, "The nearest that do: 24 and 26"),
+        ({"batch": 25, "size": 2}, "Nearest valid values: 24 and 26"),
         ({"batch": 24, "size": 3, "accumulation": 5}, "3 ranks with 5 batches each"),
         ({"batch": 300, "size": 2}, "got 200 samples for a global_batch of 300"),
         ({"batch": 201, "size": 201}, "at least one sample for each of 201 ranks"),

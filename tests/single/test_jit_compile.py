@@ -306,7 +306,7 @@ class MakesVariablesOnly(MakesVariables):
     [
         (MakesVariables, False, "has no effect"),
         pytest.param(MakesVariables, True, "has no effect", marks=pytest.mark.slow),
-        (MakesVariablesOnly, True, "run outside of it, because"),
+        (MakesVariablesOnly, True, "run outside XLA, because"),
     ],
 )
 def test_variables_of_an_abandoned_trace_have_values(

@@ -458,7 +458,7 @@ def test_validation_is_shown_while_it_runs(alone, terminal):
         ({"global_batch": True}, "got True"),
         ({"total_epochs": 0}, "Expected total_epochs"),
         ({"steps_per_epoch": -1}, "Expected steps_per_epoch"),
-        ({"first_step": 3}, "Give both"),
+        ({"first_step": 3}, "Pass both"),
         ({"first_step": 6, "steps_per_epoch": 6}, "below steps_per_epoch"),
         ({"every_s": 0.0}, "Expected every_s above 0 seconds, got 0.0"),
         ({"every_s": math.nan}, "Expected every_s"),

@@ -424,8 +424,8 @@ def test_the_tool_says_what_is_missing(tmp_path, capsys):
     assert cli.main(["timeline", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert f"{tmp_path / 'trace.json'}: 2 of 3 ranks" in told
-    assert "no part of ranks [1]: copy them here" in told
-    assert "ended without leaving, or still running: [0]" in told
+    assert "no files of ranks [1]: copy them here" in told
+    assert "did not end normally, or still running: [0]" in told
     assert "clocks: not compared" in told
     assert "4 records were lost" in told
     json.loads((tmp_path / "trace.json").read_text())
@@ -473,10 +473,10 @@ def test_the_tool_tells_exposed_communication_and_the_longest_waits(tmp_path, ca
     assert tool.main([str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert (
-        "exposed communication of a step, without the first one:\n"
+        "exposed communication per step, without the first step:\n"
         "  rank 0: mean 0.30 ms, median 0.20 ms, 30.0% of 1.00 ms (3 steps of fit)\n"
         "  rank 1: mean 0.05 ms, median 0.05 ms, 5.0% of 1.00 ms (3 steps of fit)\n"
-        "longest waits, sums over all ranks and steps but the first:\n"
+        "longest waits, summed over all ranks and steps except the first:\n"
         "  0.4 ms for rank 1 in train/gradients.0123abcd.0\n"
     ) in told
     about = json.loads((tmp_path / "trace.json").read_text())["otherData"]
