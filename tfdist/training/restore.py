@@ -235,7 +235,7 @@ def shapes_difference(
 
 
 def _load(model: keras.Model, path: str) -> None:
-    """Loads all variables or none; Keras alone would stop at the first missing layer."""
+    """Loads all variables or none; Keras alone stops at the first missing layer."""
     before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
     was_built = model.built
     # Keras requires a built model, and a model without `call` (a GAN) is never built.
