@@ -20,7 +20,7 @@ Example:
 Put `UnevenData` first if ranks have different numbers of batches, `MetricAverage`
 before callbacks that use metrics, `CombineMovingStatistics` (for batch normalisation)
 before those that save, callbacks that write files into `RankZeroOnly`, and
-`StopTogether` last if a rank may stop on its own. Every callback here checks before the
+`StopTogether` last if a single rank may stop. Every tfdist callback checks before the
 first step that the model's gradients will be reduced, and that the callback lists of
 all ranks match (docs/callbacks.md). If the model's optimizer has a `process_set`, "all
 ranks" means the ranks of that set, and "rank 0" its lowest rank.

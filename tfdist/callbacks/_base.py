@@ -141,7 +141,7 @@ class RankCallback(keras.callbacks.Callback):
         self._checked = True
         if runtime.size() > 1 and not self._has_reduced():
             raise RuntimeError(
-                "The first step reduced no gradients: every rank trains on its own. "
+                "The first step reduced no gradients: every rank trains independently. "
                 "A custom train_step has to call self.optimizer.apply(gradients, "
                 "variables) with a tfdist.DistributedOptimizer, or use the "
                 "gradients of a tfdist.DistributedGradientTape. (A function that was "

@@ -22,7 +22,7 @@ def reductions_of(model: keras.Model) -> set[Any]:
 
 
 def warn_of_reductions(model: keras.Model, first: int) -> None:
-    """Warns of a loss whose averaged gradient differs from that of one process.
+    """Warns of a loss whose averaged gradient differs from the one-process gradient.
 
     Args:
         model: the model in `fit`.

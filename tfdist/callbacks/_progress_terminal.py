@@ -41,7 +41,7 @@ class Display:
         self.every_s = default_s if every_s is None else every_s
         self._console = _Console(
             file=file,
-            force_terminal=self.is_terminal,  # whatever FORCE_COLOR says
+            force_terminal=self.is_terminal,  # overrides FORCE_COLOR
             force_jupyter=False,
             color_system=None,
         )

@@ -19,18 +19,18 @@ _FORMS = 3  # full text; metrics with fewer digits; shorter words
 class Status:
     """Progress of a training run at one moment; unknown values are None."""
 
-    epoch: int  # the running one, from 1
-    epochs: int | None = None  # their number
-    step: int = 0  # steps of the epoch that are done, those of an earlier run included
-    steps: int | None = None  # of the epoch
+    epoch: int  # number of the epoch, from 1
+    epochs: int | None = None  # number of epochs
+    step: int = 0  # completed steps of the epoch, including those of an earlier run
+    steps: int | None = None  # number of steps in the epoch
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by name
     samples_per_s: float | None = None  # of all ranks together
     unit: str = "samples"  # name of the samples, in the plural
     exposed: float | None = None  # share of exposed communication, 0..1
     left_s: float | None = None  # estimated seconds until the training ends
-    took_s: float | None = None  # of an epoch that has ended, validation included
-    slowest: tuple[int, float] | None = None  # rank, share (0..1) others wait for it
-    note: str = ""  # in place of the steps, such as "validation 12"
+    took_s: float | None = None  # seconds of an ended epoch, including validation
+    slowest: tuple[int, float] | None = None  # rank, share (0..1) that others wait
+    note: str = ""  # shown instead of the steps, such as "validation 12"
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -176,7 +176,7 @@ def _with_rates(optimizer: Any) -> list[Any]:
 
 
 def _rate_objects(optimizers: list[keras.optimizers.Optimizer]) -> dict[int, Any]:
-    """Returns the learning rates, also of nested optimizers, by the optimizer's id."""
+    """Returns learning rates by optimizer id, including nested optimizers."""
     inner = [part for one in optimizers for part in _with_rates(one)]
     return {
         id(one): getattr(one, "_learning_rate", None)

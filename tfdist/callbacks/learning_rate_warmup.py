@@ -1,4 +1,4 @@
-"""LearningRateWarmup: linear warm-up from the rate of one process to that of all."""
+"""LearningRateWarmup: linear warm-up from the rate of one process to the full rate."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Progress(RankCallback):
         self._step = 0
         self._in_epoch = False
         self._is_warm = False  # the first step has ended, so the graph is built
-        self._watches = False  # new records are those of whole steps
+        self._watches = False  # True if new records belong to whole steps
         self._last_step_s: float | None = None
         self._pauses_s: list[float] = []
         self._window = _progress_rate.Window()
@@ -222,7 +222,7 @@ class Progress(RankCallback):
         logs[EXPOSED] = math.nan if exposed is None else exposed
         logs[SLOWEST], logs[WAITED] = late
         self._known_steps = self._done_before + self._step
-        if self._last_step_s is not None:  # the rest of it comes with the next epoch
+        if self._last_step_s is not None:  # the rest is added in the next epoch
             self._pauses_s.append(time.monotonic() - self._last_step_s)
         if self._display is not None:
             is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
@@ -289,10 +289,10 @@ class Progress(RankCallback):
                 numbers, name="Progress at the end of an epoch", process_set=self._ranks
             )
         told = zip(members_of(self._ranks), shared, strict=True)
-        found = {rank: n for rank, n in told if n is not None}  # who has not joined
+        found = {rank: n for rank, n in told if n is not None}  # ranks not joined
         speed, exposed = _progress_rate.of_all_ranks([n[:4] for n in found.values()])
         late = self._late(
-            {rank: n[6] for rank, n in found.items() if n[5] > 0},  # who has data
+            {rank: n[6] for rank, n in found.items() if n[5] > 0},  # ranks with data
             max(n[5] for n in found.values()),
         )
         return speed, exposed, max(n[4] for n in found.values()), late

@@ -190,7 +190,7 @@ class RankZeroOnly(RankCallback):
             raise
 
     def _call_watched(self, hook: str, *arguments: Any, **named: Any) -> None:
-        """Calls a training hook and raises if it made changes, which stay on rank 0."""
+        """Calls a training hook; raises if it made changes, which are not broadcast."""
         looks = self._looks() and hook not in self._looked_at
         self._looked_at.add(hook)
         before = TrainingState(self.model, with_values=looks)

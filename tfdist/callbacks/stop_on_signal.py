@@ -137,7 +137,7 @@ class StopOnSignal(RankCallback):
         self._training = self._at_start = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stores the epoch, also for the checkpoint's name."""
+        """Stores the epoch number, which the checkpoint's name may contain."""
         super().on_epoch_begin(epoch, logs)
         self.checkpoint.on_epoch_begin(epoch, logs)
 

@@ -202,7 +202,7 @@ class ReadingService:
         wrong = auth.difference(expected, found, {"to": "rank that is called"})
         key = (found.get("dataset"), found.get("from"))
         if not wrong and not all(type(one) is int for one in key):
-            wrong = f"no dataset {key[0]!r:.20} of rank {key[1]!r:.20}"
+            wrong = f"no dataset {key[0]!r:.20} for rank {key[1]!r:.20}"
         with self._lock:
             if not wrong and key not in self._shares:
                 wrong = f"this rank does not read dataset {key[0]} for rank {key[1]}"

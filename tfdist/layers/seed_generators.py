@@ -13,7 +13,7 @@ from tfdist.core.process_sets import ProcessSet, check_root
 
 CHOICES = ("distinct", "equal")
 _NAME = "seed_generator_state"
-# Keras takes the seed modulo this number before TensorFlow draws from it.
+# Keras reduces the seed modulo this number before TensorFlow draws from it.
 _MODULUS = 2**31 - 2
 _PRIME = 0x9E3779B1  # does not divide _MODULUS, so its multiples are all different
 

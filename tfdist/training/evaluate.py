@@ -119,7 +119,7 @@ def evaluate(
         return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
 
     now, told = ranks.run("after the last batch", work)
-    ranks.agree(told, "metrics", "the metrics", "Compile alike on all ranks.")
+    ranks.agree(told, "metrics", "the metrics", "Use the same compile arguments.")
     agree_on_weights(model, ranks, told)  # including weights from the first batch
     [total] = combine([now], timeout_s=timeout_s, process_set=process_set)
     now.assign(total)
@@ -171,7 +171,7 @@ def agree_on_start(
         tfdist.MismatchError: the facts differ.
     """
     part, told = ranks.run("before the first batch", prepare)
-    ranks.agree(told, "data", "the data", "Give all ranks the whole data.")
+    ranks.agree(told, "data", "the data", "Pass the whole data on all ranks.")
     agree_on_weights(model, ranks, told)
     adapted = [facts["adapted"] for facts in told]
     check_prints(adapted, f"tfdist.{ranks.function}", ranks.ranks)

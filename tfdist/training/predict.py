@@ -98,7 +98,7 @@ def predict(
         return part, {**facts, "gather": gather}
 
     part, told = agree_on_start(model, ranks, prepare)
-    ranks.agree(told, "gather", "gather", "Give all ranks the same.")
+    ranks.agree(told, "gather", "gather", "Use the same value.")
     shown = bar_of(verbose, ranks)
 
     def work() -> tuple[Any, dict[str, Any]]:
@@ -139,7 +139,7 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
                 'Pad it in the model, or pass gather="none" and combine the parts '
                 "yourself."
             )
-        dtype_of(array.dtype, 'predict (leave them where they are with gather="none")')
+        dtype_of(array.dtype, 'predict (use gather="none" to avoid sending them)')
         described.append(f"{array.dtype.name}{list(array.shape[1:])}")
     numbers = keras.tree.pack_sequence_as(outputs, list(range(len(arrays))))
     return {

@@ -94,7 +94,7 @@ def check_alike(
 def check_prints(
     told: Sequence[list[list[str]]], function: str, ranks: Sequence[int]
 ) -> None:
-    """Raises if this rank's `layer_fingerprints` differ from those of the first rank.
+    """Raises if `layer_fingerprints` differ between this rank and the first rank.
 
     Raises:
         tfdist.MismatchError: the message names the layer and the code to use.

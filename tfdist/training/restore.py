@@ -38,8 +38,8 @@ def restore(
     """Restores the weights and optimizers of a compiled model on all ranks.
 
     The lowest rank reads the file and broadcasts its contents, so the other ranks do
-    not need access to the file. The number of ranks may differ from that of the saved
-    job. Training continues as if it had not been interrupted: the optimizer gets its
+    not need access to the file. The saved job may have used a different number of
+    ranks. Training continues as if it had not been interrupted: the optimizer gets its
     slots and its step count, which determines the learning rate of schedules.
     Optimizers that are other attributes of the model (a GAN has two) are restored, too.
     If the file was saved by `Checkpoint`, the random number generators of layers
@@ -230,7 +230,7 @@ def shapes_difference(
         return f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
     return (
         f"expected {len(own)} variables of the optimizer, found {len(saved)} in the "
-        f"file, {'more' if more else 'less'} those of shape {(more or less)[0]}"
+        f"file, {'more' if more else 'fewer'} of shape {(more or less)[0]}"
     )
 
 

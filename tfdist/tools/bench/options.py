@@ -239,7 +239,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         if len(set(halves)) < len(halves):
             arguments.error(
                 "--tune: expected at most one half type (float16, bfloat16), which "
-                "stands for both, and one other, which stands for all others; got "
+                "represents both, and one other type, which represents the rest; got "
                 f"--dtypes {','.join(options.dtypes)}"
             )
         if options.algorithms == AUTO:
