@@ -593,7 +593,7 @@ def test_a_sum_of_what_a_tape_has_added_up_is_an_error(in_graph, own_names):
         assert isinstance(text, str), text
         assert "'twice' are reduced twice: by a DistributedGradientTape" in text
         assert "DistributedOptimizer, both with op=Sum" in text
-        assert "Remove one of the two" in text
+        assert "Use only one of the two" in text
 
 
 @pytest.mark.parametrize("in_graph", [False, True])

@@ -174,6 +174,6 @@ def test_what_a_weight_cannot_be_combined_with_is_refused():
     with pytest.raises(ValueError, match="means of steps with different weights"):
         tfdist.DistributedOptimizer(several).apply([tf.constant([1.0])], [v], weight=3)
     plain = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    with pytest.raises(ValueError, match="one number"):
+    with pytest.raises(ValueError, match="single number"):
         plain.apply([tf.constant([1.0])], [v], weight=tf.constant([1.0, 2.0]))
     assert v.numpy() == [1.0]

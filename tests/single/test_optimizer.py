@@ -237,7 +237,7 @@ def test_batches_are_added_up_without_the_added_loss_scale(mixed_float16):
 
 def test_a_loss_scale_around_it_is_refused():
     wrapped = tfdist.DistributedOptimizer(keras.optimizers.Adam())
-    with pytest.raises(ValueError, match="has to be outside"):
+    with pytest.raises(ValueError, match="has to be outermost"):
         keras.optimizers.LossScaleOptimizer(wrapped)
 
 
