@@ -108,7 +108,7 @@ def test_rank_and_size_are_those_of_the_world():
     [
         ({"global_batch": 10, "size": 4}, "multiple of 4, .*, got 10.* 8 and 12"),
         ({"global_batch": 3, "size": 4}, "got 3. Nearest valid values: 4"),
-        ({"total": 11}, "got 11 samples for a global_batch of 12.*most 9\\."),
+        ({"total": 11}, "got 11 samples for a global_batch of 12.*this data is 9\\."),
         ({"total": 2}, "each of 3 ranks, got 2 samples. Start at most 2 ranks"),
         ({"total": 0}, "got 0 samples. Check the data"),
         ({"rank": 3}, "rank of 0..2, got 3"),

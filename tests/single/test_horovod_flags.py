@@ -257,13 +257,13 @@ def test_a_key_without_a_value_changes_nothing():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: [", "no YAML"),
+        ("a: [", "not YAML"),
         ("- a", "expected sections"),
         ("parms: {}", "unknown section 'parms'"),
         ("params: {fusion: 1}", "params: unknown 'fusion'"),
         ("params: 3", "expected parameters"),
         ("controller: nccl", "expected gloo or mpi"),
-        ("a: !!python/object/apply:os.getpid []", "no YAML"),
+        ("a: !!python/object/apply:os.getpid []", "not YAML"),
     ],
 )
 def test_a_wrong_config_file_is_explained(tmp_path, text, says):

@@ -75,7 +75,7 @@ def test_a_second_timeline_goes_on_in_the_first_ones_folder(tmp_path, caplog):
             hvd.stop_timeline()
     finally:
         hvd.shutdown()
-    assert f"written to {tmp_path}/first.d already" in caplog.text
+    assert f"{tmp_path}/first.d, and continues there" in caplog.text
     assert [one.name for one in tmp_path.iterdir()] == ["first.d"]
 
 

@@ -372,7 +372,7 @@ def test_data_that_are_not_there_are_said_to_be(
 def test_classes_that_only_validation_has_are_refused(tmp_path):
     folder = folder_with(tmp_path, "train/a", "train/c", "val/a", "val/b")
     with pytest.raises(
-        ValueError, match="expected only classes that .*train has, f.* b"
+        ValueError, match="expected only classes that are in .*train, f.* b"
     ):
         imagenet_data.open_split("folder", folder, "validation")
 

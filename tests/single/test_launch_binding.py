@@ -200,4 +200,4 @@ def test_unequal_numbers_of_threads_are_told(value):
 def test_a_variable_makes_them_equal_and_on_one_rank_alone_unequal():
     assert binding.warnings({0: (0, 1), 1: (2,)}, {0: "1", 1: "1"}) == []
     (told,) = binding.warnings({0: (0, 1), 1: (0, 1)}, {0: "", 1: "1"})
-    assert "rank 1 will have 1 threads" in told
+    assert "rank 1 will have 1 TensorFlow threads" in told

@@ -149,8 +149,8 @@ def test_a_log_gets_every_byte_until_it_takes_no_more():
     assert log.data == b"1234567\n89"
     assert sink.data == (
         b"[rank 0] 1234567\n"
-        b"tfdistrun: warning: cannot write to rank-0.log: No space left on device; it "
-        b"ends here\n[rank 0] 89\n[rank 0] on\n"
+        b"tfdistrun: warning: cannot write to rank-0.log: No space left on device; "
+        b"the log ends here\n[rank 0] 89\n[rank 0] on\n"
     )
 
 

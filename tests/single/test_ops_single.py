@@ -479,7 +479,7 @@ def test_without_scopes_of_collectives_there_is_one_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="tfdist"):
         call_order.chain_calls(types.SimpleNamespace())
     (record,) = caplog.records
-    assert "or one twice" in record.getMessage()
+    assert "one of them twice" in record.getMessage()
 
 
 def test_without_that_list_there_is_one_warning(caplog):

@@ -244,7 +244,9 @@ def test_a_loss_scale_around_it_is_refused():
 def test_a_factor_that_is_taken_away_is_told_how():
     sgd = keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
     wrapped = tfdist.DistributedOptimizer(sgd)
-    with pytest.raises(ValueError, match="loss_scale_factor .* set to None.* by 1.0"):
+    with pytest.raises(
+        ValueError, match="loss_scale_factor .* set to None.* set it to 1.0"
+    ):
         wrapped.loss_scale_factor = None
     wrapped.loss_scale_factor = 1.0
 
@@ -252,7 +254,7 @@ def test_a_factor_that_is_taken_away_is_told_how():
 def test_compile_of_a_mixed_float16_model_is_refused_if_it_would_wrap():
     model = small_model()
     model.dtype_policy = keras.DTypePolicy("mixed_float16")
-    with pytest.raises(ValueError, match="has to be outside"):
+    with pytest.raises(ValueError, match="has to be outermost"):
         model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse")
 
 

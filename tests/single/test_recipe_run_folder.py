@@ -142,7 +142,9 @@ def test_a_run_goes_on_with_as_many_pictures_as_it_began_with(tmp_path):
     run_folder.check_pictures(tmp_path, 64)  # it does not say how many there were
     run_folder.save(tmp_path, {"train": 64}, run_folder.PICTURES)
     run_folder.check_pictures(tmp_path, 64)
-    with pytest.raises(ValueError, match="began with 64 .* go on with 32. Give it the"):
+    with pytest.raises(
+        ValueError, match="began with 64 .* continue with 32. Give it the"
+    ):
         run_folder.check_pictures(tmp_path, 32)
 
 

@@ -205,10 +205,10 @@ def test_the_files_of_a_split_are_complete():
         Records.from_tfrecords(names[:1])
     assert len(Records.from_tfrecords(names[:2], all_shards=False)) == 2
     others, _ = shards([[1], [2]])
-    with pytest.raises(ValueError, match="of two: -of-00002 and -of-00006"):
+    with pytest.raises(ValueError, match="different totals: -of-00002 and -of-00006"):
         Records.from_tfrecords(names + others)
     Path("d-00007-of-00002").write_bytes(Path(others[0]).read_bytes())
-    with pytest.raises(ValueError, match="numbered from 0 to 1, got number 7. Leave"):
+    with pytest.raises(ValueError, match="numbered from 0 to 1, got number 7. Remove"):
         Records.from_tfrecords([*others, "d-00007-of-00002"])
     more, _ = shards([[1], [2]], stem="e")  # the families are told apart
     assert len(Records.from_tfrecords(others + more)) == 4
@@ -223,7 +223,7 @@ def test_counts_are_compared():
     assert records.locate(2) == f"{names[2]}, record 0"
     with pytest.raises(ValueError, match=r"d-00000-.*expected 3 records .*found 2"):
         Records.from_tfrecords(names, [3, 0, 1])
-    with pytest.raises(ValueError, match="counts of 3 files, got 2"):
+    with pytest.raises(ValueError, match="3 counts, one per file, got 2"):
         Records.from_tfrecords(names, [2, 1])
     with pytest.raises(ValueError, match="found none in 1 files"):
         Records.from_tfrecords(names[1:2], [0], all_shards=False)
