@@ -3,6 +3,7 @@
 Examples are the same ones in every run, however slow the machine is.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_world_of_an_earlier_file() -> None:
+    """Shuts down the world that tests of another file have left."""
+    world = sys.modules.get("tfdist.core.world")  # not every test imports it
+    if world is not None:
+        world.shutdown()
 
 
 @pytest.fixture
