@@ -85,7 +85,7 @@ def bad_lists(folder):
         ],
         "[SwapEMAWeights] on rank 0": [b()] + [k.SwapEMAWeights()] * (rank == 0),
         "StopTogether() at the end": [b(), k.TerminateOnNaN()],
-        "behind TerminateOnNaN": [b(), t.StopTogether(), k.TerminateOnNaN()],
+        "Move it after TerminateOnNaN": [b(), t.StopTogether(), k.TerminateOnNaN()],
         "RankZeroOnly(CSVLogger(...))": [b(), k.CSVLogger(path)],
         "RankZeroOnly(TensorBoard(...))": [b(), k.TensorBoard(path)],
         "Checkpoint(...), or": [b(), k.ModelCheckpoint(path + ".keras")],

@@ -73,7 +73,9 @@ def evaluated_after_a_broadcast(finalizes):
 def test_evaluate_refuses_a_normalization_that_has_not_followed_its_variables():
     for result in run_ranks(evaluated_after_a_broadcast, 2, False):
         assert result["class"] == "MismatchError"
-        assert "Normalization layer 'normalization' holds another" in result["message"]
+        assert (
+            "Normalization layer 'normalization' has a different" in result["message"]
+        )
         assert "layer.finalize_state()" in result["message"]
     for result in run_ranks(evaluated_after_a_broadcast, 2, True):
         assert result["class"] == "none"

@@ -75,11 +75,11 @@ def test_wrong_arguments_are_an_error_on_every_rank():
         words = [one[n]["message"] for n in range(9)]
         assert "readers of 1 to 3" in words[0] and "got 0" in words[0]
         assert "got 4" in words[1]
-        assert "readers is 1 on rank 0, 2 on rank 1" in words[3]
+        assert "readers is 1 on rank 0 and 2 on rank 1" in words[3]
         assert "got list" in words[5]
         assert "from dataset(0), got int" in words[6]
         assert "element['a']" in words[7] and ".to_tensor()" in words[7]
-        assert "dataset is a tf.data.Dataset on rank 0, a function" in words[8]
+        assert "dataset is a tf.data.Dataset on rank 0 and a function" in words[8]
 
 
 def corrupt(rank):

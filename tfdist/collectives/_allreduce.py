@@ -66,8 +66,8 @@ def allreduce(
         >>> tfdist.allreduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
         [1.0, 2.0, 3.0]
 
-        On two ranks, `[1, 2, 3]` on one rank and `[1, 0, 1]` on the other sum to `[2,
-        2, 4]` on both ranks.
+        On two ranks, `[1, 2, 3]` on one rank and `[1, 0, 1]` on the other add up to
+        `[2, 2, 4]` on both ranks.
     """
     if process_set is None:
         cached = _cached_call(tensor, op, name, prescale, postscale, timeout_s)

@@ -70,10 +70,10 @@ def assert_finite(
     def fail() -> tf.Tensor:
         paths = tf.constant([path for _, path in grads])
         flags = tf.stack([_is_finite(g) for g, _ in grads])
-        what = (
+        what = (  # without quotation marks, which TensorFlow would escape
             f"the gradient of a step of optimizer {optimizer} is not finite; the step "
             "has not changed any variable. Lower the learning rate, clip the gradient, "
-            "or skip such steps with nan_policy='skip_step'. Variables with a "
+            "or skip such steps with the nan_policy skip_step. Variables with a "
             "non-finite gradient on this rank (may be none):"
         )
         bad = tf.boolean_mask(paths, tf.logical_not(flags))
