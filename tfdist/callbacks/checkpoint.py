@@ -315,7 +315,7 @@ def _mode_of(monitor: str, model: keras.Model) -> str:
     if name.endswith("loss"):
         return "min"
     raise ValueError(
-        "Expected a monitor whose better direction is known from the model, one of "
-        f"{sorted(modes)}, got {monitor!r}. Pass mode='max' to keep the model with the "
-        "largest value, or mode='min' for the smallest."
+        f"Expected a monitor of {sorted(modes)}, got {monitor!r}: the model does not "
+        "show whether a larger or a smaller value is better. Pass mode='max' to keep "
+        "the model with the largest value, or mode='min' for the smallest."
     )

@@ -45,9 +45,10 @@ class Progress(RankCallback):
     - `exposed_communication`: the share (0..1) of the step time in which a rank waited
       for its last gradients to be reduced, averaged over the ranks; 0 if one rank
       trains;
-    - `slowest_rank`: the rank for which the others waited, and `waited_for_slowest`:
-      the share (0..1) of the step time in which they did, minus its own waiting time;
-      if one rank trains, this rank and 0;
+    - `slowest_rank`: the rank for which the other ranks waited;
+    - `waited_for_slowest`: the share (0..1) of the step time in which the other ranks
+      waited for the slowest rank, minus the share in which that rank itself waited; 0
+      if only one rank trains;
     - `epoch_s`: duration of the epoch in seconds, including validation.
 
     Numbers that could not be measured in an epoch are NaN.

@@ -200,6 +200,6 @@ def check_counts(
         if expected is not None and count != expected[i]:
             raise ValueError(
                 f"{path}: expected {expected[i]} records (counts), found {count}. The "
-                "file is incomplete, or counts belongs to a different version of the "
-                "data."
+                "file is incomplete, or the argument `counts` belongs to a different "
+                "version of the data."
             )

@@ -56,8 +56,9 @@ class Wrapped:
         attributes = vars(self)
         if "_horovod_applied" in attributes:
             raise RuntimeError(
-                "register_local_var() was called after the first step, whose graph "
-                "reduces the gradient. Call it right after DistributedOptimizer(...)."
+                "register_local_var() was called after the first step, which was "
+                "built to reduce the gradient of this variable. Call it right after "
+                "DistributedOptimizer(...)."
             )
         check_clips_each_alone(self)
         options = dataclasses.replace(

@@ -87,9 +87,9 @@ class HorovodBasics:
         _timeline.start(file_path)
 
     def stop_timeline(self) -> None:
-        """Marks the end of the requested part in the trace.
+        """Writes a mark to the trace where the part since `start_timeline` ends.
 
-        Events until `shutdown()` are still written.
+        It does not stop the trace: events until `shutdown()` are still written.
 
         Raises:
             ValueError: `hvd.init()` has not been called.

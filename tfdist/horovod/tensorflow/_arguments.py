@@ -51,7 +51,9 @@ class Scaled:
 
 
 def scaled(value: Any, op: tfdist.ReduceOp, before: float, after: float) -> Scaled:
-    """Scales integers in float64 and truncates them; the operation scales other types.
+    """Applies the factors to integers, in float64, and truncates the result.
+
+    The reduction itself applies the factors to other types.
 
     Args:
         value: tensor, NumPy array or variable.
