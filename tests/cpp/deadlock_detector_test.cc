@@ -50,7 +50,7 @@ struct Rank0 {
     detector = std::make_unique<DeadlockDetector>(
         DeadlockDetector::Access{0, state, *sets, control.get(), &failures, still});
   }
-  // What rank 1 says: `round` of the question that it answers.
+  // A note of rank 1; `round`: of the question that it answers.
   void Hear(uint64_t moves, uint32_t round, bool waits = true) {
     BlockedNote note;
     note.round = round;

@@ -1,4 +1,4 @@
-// What the leader makes of predicted operations that stand still.
+// How the leader handles predicted operations that stand still.
 #include "scheduler/stall_tracker.h"
 
 #include "check.h"

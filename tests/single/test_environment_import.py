@@ -1,4 +1,4 @@
-"""What `import tfdist` loads, and the functions of the core for one process."""
+"""Modules that `import tfdist` loads, and the functions of the core for one process."""
 
 import os
 import re

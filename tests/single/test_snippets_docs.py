@@ -28,7 +28,7 @@ def started() -> dict[str, Any]:
 
 
 def with_gradients(*, policy: str | None = None) -> dict[str, Any]:
-    """What the pages about gradients take for granted."""
+    """Names that the pages about gradients assume to exist."""
     names = started()
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
     names["grads"] = [tf.ones(v.shape) for v in names["model"].trainable_variables]

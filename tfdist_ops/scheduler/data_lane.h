@@ -21,7 +21,7 @@ namespace tfdist {
 
 class DataLane {
  public:
-  // What a data lane works with; all must outlive it.
+  // The parts of the engine that the data lane uses. All must outlive it.
   struct Access {
     const World& world;
     const Links& links;

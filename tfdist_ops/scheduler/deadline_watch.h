@@ -17,7 +17,7 @@ namespace tfdist {
 
 class DeadlineWatch {
  public:
-  // What the class works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     const World& world;
     const Config& config;

@@ -21,7 +21,7 @@ namespace tfdist {
 
 class DeadlockDetector {
  public:
-  // What a detector works with; all must outlive it. `still`: as of EngineHooks.
+  // The parts of the engine that this class uses. All must outlive it. `still`: see EngineHooks.
   struct Access {
     int rank = 0;
     const EngineState& state;

@@ -19,7 +19,7 @@ namespace tfdist {
 
 class Departures {
  public:
-  // What the class works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     const World& world;
     const Links& links;
@@ -48,7 +48,7 @@ class Departures {
   // ---- operations that a peer that has left will not take part in: the work ends ----
   // Something here needs the peer.
   void ReportMissed(int peer);
-  // What this rank, as a leader, waits for.
+  // Operations that this rank, as a leader, waits for.
   void CheckAnnounced();
   // The predicted operations that run here.
   void CheckPredicted(int peer);

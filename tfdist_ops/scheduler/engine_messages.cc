@@ -1,4 +1,4 @@
-// What the engine does with the messages of other ranks.
+// Handling of messages from other ranks.
 #include <utility>
 
 #include "scheduler/engine.h"
@@ -73,7 +73,7 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
   }
 }
 
-// What concerns one process set. False: it does not parse, or can't come from that peer.
+// Handles a message about one process set. False: it does not parse, or can't come from that peer.
 bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                               int64_t now_us) {
   const bool heard_of = !set->ranks.empty();

@@ -42,7 +42,7 @@ class FailureHandler : public FailureSink {
     // rest.
     virtual void EndAll(const Status& failure, const Status& pending, int64_t now_us) = 0;
   };
-  // What a handler works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     const World& world;
     const Config& config;

@@ -27,7 +27,7 @@ std::string Others(const Verdict& verdict) {
                              : text;
 }
 
-// What the first who saw it said; built from the evidence alone, equal wherever that is equal.
+// The report of the first rank that saw the failure. Depends on the evidence alone.
 Status VerdictStatus(const World& world, const Evidence& culprit) {
   Status status;
   if (DecodeStatus(AsBytes(culprit.record), &status) && !status.ok()) return status;

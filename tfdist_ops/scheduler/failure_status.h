@@ -24,7 +24,7 @@ Status ProgramFailure(const World& world, const std::string& key, int rank,
                       const std::string& cause, const std::string& detail);
 // This rank has shut down before its work was done.
 Status ShutDownStatus(const World& world, const std::string& key);
-// What the ranks have agreed on, or why they have not: `consensus` has an outcome.
+// The outcome that the ranks have agreed on, or why they have not. `consensus` has an outcome.
 Status OutcomeStatus(const World& world, const Config& config, const std::string& key,
                      const FailureConsensus& consensus);
 

@@ -224,7 +224,7 @@ std::unique_ptr<Request> JoinProtocol::MakeRequest(ProcessSet* set, const Reques
     return nullptr;
   }
   request->info.set = set->id;
-  // What others can't have called is not taken part in.
+  // This rank takes no part in operations that the others cannot have called.
   Status wrong = CheckRequest(*request, access_.world.size);
   request->submitted_us = request->agreed_us = now_us;
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);

@@ -23,7 +23,8 @@ namespace tfdist {
 
 class JoinProtocol {
  public:
-  // What the protocol works with; all must outlive it. `registered`: as of EngineHooks.
+  // The parts of the engine that this class uses. All must outlive it. `registered`: see
+  // EngineHooks.
   struct Access {
     const World& world;
     const EngineState& state;

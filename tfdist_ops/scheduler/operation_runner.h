@@ -22,7 +22,7 @@ namespace tfdist {
 
 class OperationRunner {
  public:
-  // What a runner works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     const World& world;
     const Config& config;
@@ -55,7 +55,7 @@ class OperationRunner {
   bool Advance(ProcessSet* set, int64_t now_us, Completed* completed);
 
  private:
-  // What has come of it already. False: the work has ended, and it with it.
+  // Delivers the frames that have come already. False: the work has ended, and the operation too.
   bool DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us);
 
   const Access access_;

@@ -21,7 +21,7 @@ namespace tfdist {
 
 class PredictedOperations {
  public:
-  // What the class works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     int rank = 0;
     const EngineState& state;

@@ -25,7 +25,7 @@ namespace tfdist {
 
 class StepGate {
  public:
-  // What a gate works with; all must outlive it.
+  // The parts of the engine that this class uses. All must outlive it.
   struct Access {
     const World& world;
     const Config& config;
