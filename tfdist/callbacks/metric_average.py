@@ -256,9 +256,10 @@ def exchange_logs(
                 )
         if other["changed"]:
             raise ValueError(
-                f"Expected the metrics of the epoch in MetricAverage, got different "
-                f"values for {other['changed']} on rank {rank}. An earlier callback "
-                "has evaluated the model, reset its metrics or changed the logs in "
-                "on_epoch_end. Put MetricAverage before it in the list of callbacks."
+                "MetricAverage expected the metrics as the epoch computed them, but "
+                f"the values of {other['changed']} on rank {rank} have changed since. "
+                "An earlier callback has evaluated the model, reset its metrics or "
+                "changed the logs in on_epoch_end. Put MetricAverage before it in the "
+                "list of callbacks."
             )
     return shared

@@ -28,7 +28,7 @@ def samples_per_rank(size: int) -> int:
 
 
 def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
-    """Returns whether ranks share more samples than equal samples in the data explain.
+    """Returns whether ranks share more samples than duplicates in the data explain.
 
     Args:
         hashes: for each rank, the int64 hashes of its samples in one epoch.

@@ -246,7 +246,8 @@ def unreduced_training(size: int, finished: int) -> str | None:
     Args:
         size: number of ranks.
         finished: number of operations that this rank has finished. A program that
-            reduces gradients directly has at least one operation for each update.
+            calls the collectives itself to reduce its gradients has finished at least
+            one operation for each update, so it needs no warning.
 
     Returns:
         The text, or None if no warning is needed.

@@ -69,7 +69,7 @@ class Records:
             counts: expected number of records in each file, e.g. the `shard_lengths`
                 of tensorflow-datasets. Default: any number, but at least one.
             all_shards: whether the list must contain all files of a split, e.g. all 8
-                files named `...-00003-of-00008...`. Default True.
+                files if one is named `...-00003-of-00008...`. Default True.
             cache: file (`.npz`) in which rank 0 stores the index for the next run. The
                 stored index is used as long as sizes and modification times of the
                 files do not change. Default: no cache. Names on other ranks are

@@ -96,11 +96,13 @@ def pass_on(groups: Collection[int], number: int) -> None:
 
 
 class ChildProcesses:
-    """Processes started by ranks that are still busy with their work at a signal.
+    """Child processes of the ranks.
 
-    If COMMAND is a shell script, the rank may be the shell, which dies of the signal
-    immediately while the program saves. The children of a rank that exits without being
-    killed by a signal are ignored: the rank could have waited for them.
+    When a signal arrives, they may still be busy with their work. If COMMAND is a shell
+    script, the rank's process may be the shell. The signal kills the shell at once,
+    while the program that it started is still saving its work. The children of a rank
+    that exits without being killed by a signal are ignored: the rank could have waited
+    for them.
     """
 
     def __init__(self) -> None:

@@ -50,8 +50,9 @@ def evaluate(
             or unknown length; or a `keras.utils.PyDataset` of batches, whose order has
             to be equal on all ranks even after `on_epoch_begin` and `on_epoch_end`.
         y: the targets, if `x` is arrays.
-        batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
-            contains batches, or single samples if `batch_size` is given.
+        batch_size: samples in a batch, at least 1; default 32 for arrays. If it is
+            given, a `tf.data.Dataset` must contain single samples, which are then
+            batched. Otherwise the dataset must contain batches.
         sample_weight: a weight for each sample, if `x` is arrays; default 1.
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.

@@ -45,8 +45,9 @@ def predict(
         model: a model, used as it was compiled (`jit_compile`, `run_eagerly`,
             `steps_per_execution`), with its dtype policy.
         x: the whole data, on every rank, as in `tfdist.evaluate`.
-        batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
-            contains batches, or single samples if `batch_size` is given.
+        batch_size: samples in a batch, at least 1; default 32 for arrays. If it is
+            given, a `tf.data.Dataset` must contain single samples, which are then
+            batched. Otherwise the dataset must contain batches.
         gather: which ranks get the outputs. With "all" (default), every rank gets them.
             With "root", the first rank gets them, and the others get None. With "none",
             outputs are not sent, and every rank gets its own part as `(outputs,

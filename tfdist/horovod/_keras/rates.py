@@ -199,8 +199,9 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size` to `initial_lr`.
 
-    The rate is set before each batch. For batch b of epoch e, both counted from 0, with
-    S = steps_per_epoch batches per epoch and size ranks, it is
+    The rate is set before each batch. Let S be `steps_per_epoch`, the number of batches
+    per epoch, and `size` the number of ranks. For batch b of epoch e, both counted from
+    0, the rate is
 
         epoch = e + (b + 1) / S
         lr(epoch) = initial_lr / size * ((size - 1) * epoch / warmup_epochs + 1)

@@ -1,11 +1,11 @@
 """Measures the machine's limits on all ranks at the same time.
 
 Inside a host, memory is the limit. With K ranks, each rank reduces (K - 1) / K of the
-data and copies as much. Let S and C be the rates, in bytes of d, at which a process
-computes d = a + b and d = a while all ranks do the same. For K = 2 and n bytes, the
-time is n (1/2S + 1/2C) seconds. The bus bandwidth is 2 / (1/S + 1/C) for any K. Between
-hosts, the line rate is the limit. Data that fit into the processor's caches can be
-faster than memory.
+data and copies as much. Let S be the rate at which a process computes d = a + b, and C
+the rate for d = a, while all ranks do the same. Both are in bytes of d per second. For
+K = 2 and n bytes, the time is n (1/2S + 1/2C) seconds. The bus bandwidth is
+2 / (1/S + 1/C) for any K. Between hosts, the line rate is the limit. Data that fit into
+the processor's caches can be faster than memory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _rate(work: Callable[[], object], size_bytes: int, agreement: Agreement) -> 
 
 
 def memory_rates(agreement: Agreement) -> tuple[float, float]:
-    """Returns S and C, measured with 64 MiB of private memory per rank."""
+    """Returns S and C, measured with private arrays of 64 MiB each on every rank."""
     count = _MEMORY_BYTES // 4
     a, b = np.ones(count, np.float32), np.ones(count, np.float32)
     c = np.zeros(count, np.float32)
