@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "runtime/hidden_failures.h"
+
 namespace tfdist {
 
 std::string TextOf(const Done& done) {
@@ -75,6 +77,7 @@ HandDriven::HandDriven(int size, const Config& config, std::map<int, ProcessStat
     for (int pid = 0; pid < size; ++pid) world.pids.push_back(4000 + pid);
     Engine::Hooks hooks;
     hooks.completions = &sink_;
+    hooks.hide_failure = EndHidden;  // off until a test calls HideFailures
     if (processes != nullptr) {
       hooks.process_state = [processes](int peer) { return processes->at(peer); };
     }

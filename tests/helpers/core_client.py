@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +119,17 @@ def meet() -> None:
     """A barrier of ranks that fail right after it; one may before others have left."""
     with contextlib.suppress(native.CoreError):
         barrier()
+
+
+@contextlib.contextmanager
+def hiding(on: bool) -> Iterator[None]:
+    """Hides the loss of a rank, or does not, and counts anew; off afterwards."""
+    native.hide_failures(on)
+    native.take_hidden()
+    try:
+        yield
+    finally:
+        native.hide_failures(False)
 
 
 # ---- as a program ----

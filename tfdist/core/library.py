@@ -17,7 +17,7 @@ from typing import Any
 from tfdist.core.error_codes import CoreError
 from tfdist.core.structs import Link, Record, Request, Status, World
 
-API_VERSION = 8
+API_VERSION = 9
 LIBRARY_FOLDER = Path(__file__).resolve().parents[1] / "_native"
 LIBRARY_PATH = LIBRARY_FOLDER / "libtfdist_core.so"
 
@@ -36,6 +36,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_abort": (None, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32]),
     "tfdist_failure": (Status, []),
     "tfdist_good_steps": (ctypes.c_int64, []),
+    "tfdist_hide_failures": (None, [ctypes.c_int32]),
+    "tfdist_take_hidden": (ctypes.c_int64, []),
     "tfdist_config_json": (ctypes.c_char_p, []),
     "tfdist_shm_bytes": (ctypes.c_int64, []),
     "tfdist_window_bytes": (ctypes.c_int64, []),

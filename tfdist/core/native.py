@@ -250,6 +250,31 @@ def good_steps() -> int:
     return int(library().tfdist_good_steps())
 
 
+def hide_failures(on: bool) -> None:
+    """Sets whether allreduces hide the loss of a rank; they do not by default.
+
+    While this is on, an allreduce that ends because a rank was lost, or that is
+    submitted afterwards, returns this rank's own inputs instead of an error, and
+    `take_hidden` counts it. The result must not be used: the program must go back to
+    an earlier state. An allreduce in place may return a part of the sum.
+
+    A rank is lost if `failure()` has the code ABORTED. All other operations and errors
+    are reported as usual. The setting belongs to this process, not to one world.
+
+    Args:
+        on: whether to hide the failure.
+    """
+    library().tfdist_hide_failures(1 if on else 0)
+
+
+def take_hidden() -> int:
+    """Returns how many allreduces have hidden a failure since the last call.
+
+    An allreduce is counted before it returns, in all worlds of this process.
+    """
+    return int(library().tfdist_take_hidden())
+
+
 def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str | None:
     """Returns the name of the algorithm for a request in which all ranks take part.
 

@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/reducible.h"
 #include "runtime/c_links.h"
+#include "runtime/hidden_failures.h"
 #include "runtime/process_state.h"
 #include "runtime/runtime.h"
 #include "transport/shm_window.h"
@@ -119,6 +120,10 @@ int64_t tfdist_good_steps(void) {
   const std::shared_ptr<Runtime> runtime = Current();
   return runtime != nullptr ? runtime->good_steps() : 0;
 }
+
+void tfdist_hide_failures(int32_t on) { tfdist::HideFailures(on != 0); }
+
+int64_t tfdist_take_hidden(void) { return tfdist::TakeHidden(); }
 
 const char* tfdist_config_json(void) {
   const StatusOr<Config> config = tfdist::ConfigFromEnvironment();

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 8
+#define TFDIST_API_VERSION 9
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -103,6 +103,20 @@ TFDIST_EXPORT tfdist_status tfdist_failure(void);
 /* Number of complete steps (all buckets of a group done on this rank, in a row) before a failure.
  */
 TFDIST_EXPORT int64_t tfdist_good_steps(void);
+
+/* For a program that repeats a step after a rank was lost. Holds for this process and all its
+ * worlds; off at the start. While it is on, an allreduce that is ended by the failure of its world,
+ * or submitted after it, ends well and is counted, with this rank's inputs as its result. Failure
+ * means that the code of tfdist_failure is ABORTED: a rank failed, was excluded, has left, or there
+ * is no majority. The program must not use such results: when tfdist_take_hidden is not 0, it
+ * returns to an earlier state. An allreduce in place leaves what the buffer holds, which may be a
+ * part of the sum. All other operations and errors are reported as ever; so is the end of an
+ * allreduce by tfdist_shutdown of this rank. Records, timeline and tfdist_good_steps show a hidden
+ * failure as a failure. */
+TFDIST_EXPORT void tfdist_hide_failures(int32_t on);
+/* How many allreduces have ended so since the last call, in this process. Each is counted before
+ * its `done` is called. */
+TFDIST_EXPORT int64_t tfdist_take_hidden(void);
 
 /* ---- configuration: base/config.h ---- */
 TFDIST_EXPORT const char* tfdist_config_json(

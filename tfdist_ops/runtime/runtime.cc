@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "runtime/hidden_failures.h"
 #include "scheduler/join.h"
 #include "scheduler/request_check.h"
 
@@ -159,6 +160,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     std::lock_guard<std::mutex> lock(mutex_);
     records_.Add(request, code, done_us);
   };
+  hooks.hide_failure = EndHidden;
   hooks.spent = [this](std::unique_ptr<Request> request) {
     request->Clear();
     delete spare_request_.exchange(request.release());
@@ -195,7 +197,9 @@ Status Runtime::Admit(Request* request, uint64_t* id) {
   TFDIST_RETURN_IF_ERROR(CheckRequest(*request, world_.size));
   if (ended_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return failure_.ok() ? ShutDownError() : failure_;
+    if (failure_.ok()) return ShutDownError();
+    // The engine ends a request that hides the failure, as it ends those that were under way.
+    if (shut_down_ || !IsHidden(*request, failure_)) return failure_;
   }
   for (const TensorView& tensor : request->tensors) {
     request->bytes += tensor.elements * static_cast<int64_t>(DTypeSize(request->info.dtype));

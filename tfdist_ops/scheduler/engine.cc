@@ -281,12 +281,14 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
   }
 }
 
-void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
+void Engine::Finish(std::unique_ptr<Request> request, const Status& outcome) {
   ++finished_;
   ++state_.moves;
-  if (status.ok()) CountStep(*request);
-  if (hooks_.finished) hooks_.finished(*request, status.code());
-  if (recorder_.records()) recorder_.OnFinished(*request, status, sets_.Find(request->info.set));
+  if (outcome.ok()) CountStep(*request);
+  if (hooks_.finished) hooks_.finished(*request, outcome.code());
+  if (recorder_.records()) recorder_.OnFinished(*request, outcome, sets_.Find(request->info.set));
+  const Status well;
+  const Status& status = !outcome.ok() && HidesFailure(*request, outcome) ? well : outcome;
   // An output may be about to be allocated for a request that fails: its memory goes with `done`,
   // which takes its turn after that.
   if (request->direct && (status.ok() || !request->allocate)) {

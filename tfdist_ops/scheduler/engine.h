@@ -151,6 +151,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
     predicted_.Start(set, std::move(request), now_us);
   }
   void Finish(std::unique_ptr<Request> request, const Status& status) override;
+  bool HidesFailure(const Request& request, const Status& status) const;
   void CountStep(const Request& request);
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);

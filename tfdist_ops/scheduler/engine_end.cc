@@ -42,6 +42,16 @@ void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us
   for (auto& request : ended) Finish(std::move(request), rest);
 }
 
+// Whether a request that ends with `status` ends well after all. Only if the end of work has ended
+// it: one that was cancelled, or that the ranks did not agree on, has a code of its own. A request
+// without an id is not of this rank's program: the rank has joined, and takes part in it.
+bool Engine::HidesFailure(const Request& request, const Status& status) const {
+  const bool is_failure =
+      !state_.failure.ok() && status.code() == state_.failure.code() && !state_.leaving;
+  return is_failure && request.id != 0 && hooks_.hide_failure &&
+         hooks_.hide_failure(request, state_.failure);
+}
+
 void Engine::AbortWith(const AbortReason& reason, int64_t now_us) {
   const bool other = reason.culprit >= 0 && reason.culprit < world_.size;
   const int culprit = other ? reason.culprit : world_.rank;

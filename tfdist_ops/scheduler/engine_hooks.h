@@ -25,8 +25,12 @@ struct EngineHooks {
   // Memory for an output has come (called on the completion thread); must lead to Engine::Allocated
   // with the same arguments on the engine's thread.
   std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
-  std::function<void(const Status&)> failed;  // once, when work ends
+  // Once, when work ends; before the operations that end with it.
+  std::function<void(const Status&)> failed;
   std::function<void(const Request& request, Code code)> finished;
+  // Asked when the end of work, with `failure`, ends an operation of this rank's program. True: the
+  // operation has a result now, and ends well.
+  std::function<bool(const Request& request, const Status& failure)> hide_failure;
   // A request whose `done` has run where the engine runs: its memory can be used for another one.
   std::function<void(std::unique_ptr<Request>)> spent;
   // As a rank that has joined: of a group that the others have registered.
