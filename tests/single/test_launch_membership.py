@@ -1,0 +1,639 @@
+"""Who belongs to an elastic job, by the rules of `tfdist.launch.membership`. Pure."""
+
+import pytest
+
+from tfdist.launch.membership import (
+    MOST_ROUNDS,
+    NAMED_LIMIT_S,
+    ROUND_LIMIT_S,
+    START_FAILURES,
+    START_LIMIT_S,
+    Announce,
+    Answer,
+    Fail,
+    Kill,
+    Membership,
+    Refuse,
+    Request,
+    Start,
+    Stop,
+    assign_ranks,
+)
+
+
+class Job:
+    """A membership, in the words of the tests. Every event returns its actions."""
+
+    def __init__(self, size=4, *, min_size=1, max_restarts=10, **limits):
+        self.membership = Membership(
+            size, min_size=min_size, max_restarts=max_restarts, **limits
+        )
+        self.now_s = 0.0
+
+    def ask(self, *members, committed=10, failed=(), program="", generation=None):
+        """Members ask for their places in the next generation, one after another."""
+        if generation is None:
+            generation = self.membership.generation
+        actions = []
+        for member in members:
+            request = Request(member, generation, committed, failed, program)
+            actions += self.membership.request(request, self.now_s)
+        return actions
+
+    def ready(self, *members, program=""):
+        return self.ask(*members, committed=-1, program=program, generation=0)
+
+    def lose(self, *members):
+        return self._end(members, failed=True)
+
+    def finish(self, *members):
+        return self._end(members, failed=False)
+
+    def _end(self, members, failed):
+        actions = []
+        for member in members:
+            actions += self.membership.ended(member, failed=failed, now_s=self.now_s)
+        return actions
+
+    def stopped(self, member):
+        return self.membership.stopped(member, self.now_s)
+
+    def after(self, seconds):
+        """Some time passes; then the membership is polled."""
+        self.now_s += seconds
+        return self.membership.poll(self.now_s)
+
+
+def of(kind, actions):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def places(actions):
+    """Member → rank in the generation that is formed; {} if none is."""
+    return {action.member: action.rank for action in of(Answer, actions)}
+
+
+def members(actions):
+    return [action.member for action in actions]
+
+
+# ---- ranks ----
+
+
+def test_members_keep_their_ranks_and_holes_are_filled_from_above():
+    assert assign_ranks({0: 0, 1: 1}, []) == {0: 0, 1: 1}
+    assert assign_ranks({0: 0, 2: 2, 3: 3}, []) == {0: 0, 3: 1, 2: 2}
+    # Two ranks are too high: they fill the holes in the order of their old ranks.
+    assert assign_ranks({7: 5, 8: 4, 9: 1}, []) == {8: 0, 9: 1, 7: 2}
+
+
+def test_newcomers_get_what_is_left_in_the_order_of_their_readiness():
+    assert assign_ranks({1: 1}, [9, 8]) == {1: 0, 9: 1, 8: 2}
+    assert assign_ranks({3: 3}, [9, 8]) == {3: 0, 9: 1, 8: 2}
+
+
+# ---- rounds ----
+
+
+def test_a_round_closes_when_every_live_member_has_asked():
+    job = Job(3)
+    assert job.lose(1) == [Fail(1, 1, 1), Start(3)]
+    assert job.ask(0) == []
+    assert job.ask(2) == [Answer(0, 2, 0, 2), Answer(2, 2, 1, 2)]
+    assert job.membership.generation == 2
+    assert job.membership.ranks == {0: 0, 2: 1}
+
+
+def test_a_round_closes_when_the_last_silent_member_ends():
+    job = Job(3)
+    job.ask(0, 2)
+    assert job.lose(1)[:2] == [Answer(0, 2, 0, 2), Answer(2, 2, 1, 2)]
+
+
+def test_a_generation_can_end_again_while_it_connects():
+    job = Job(4)
+    job.lose(3)
+    job.ask(0, 1, 2)
+    assert Fail(2, 2, 2) in job.lose(2)
+    assert places(job.ask(0, 1)) == {0: 0, 1: 1}
+    assert job.membership.generation == 3
+
+
+def test_who_is_named_as_failed_and_does_not_ask_in_time_is_killed_once():
+    job = Job(4)
+    assert job.ask(0, failed=(2,)) == []
+    assert job.after(NAMED_LIMIT_S - 0.1) == []
+    assert job.ask(1, 3, failed=(2,)) == []  # the time is that of the first request
+    [kill] = job.after(0.1)
+    assert isinstance(kill, Kill) and kill.member == 2
+    assert "reported 5 s ago that rank 2 had failed" in kill.reason
+    assert job.after(1.0) == []
+    assert places(job.lose(2)) == {0: 0, 1: 1, 3: 2}
+
+
+def test_who_is_named_as_failed_and_asks_in_time_goes_on():
+    job = Job(3)
+    job.ask(0, 2, failed=(1,))
+    job.after(NAMED_LIMIT_S - 0.1)
+    assert places(job.ask(1)) == {0: 0, 1: 1, 2: 2}
+    assert job.after(NAMED_LIMIT_S) == []
+
+
+def test_ranks_are_named_not_members():
+    job = Job(3)
+    job.lose(0)
+    job.ask(1, 2)
+    assert job.membership.ranks == {2: 0, 1: 1}
+    job.ask(1, failed=(0,))
+    assert members(job.after(NAMED_LIMIT_S)) == [2]
+
+
+def test_who_has_asked_is_not_killed_when_another_one_names_it():
+    job = Job(2)
+    assert job.ask(0) == []
+    job.ask(1, failed=(0,))
+    assert of(Kill, job.after(NAMED_LIMIT_S)) == []
+    assert job.membership.generation == 2
+
+
+def test_a_killed_member_is_waited_for_until_it_has_ended():
+    job = Job(4)
+    job.ask(0, 1, failed=(2,))
+    job.after(NAMED_LIMIT_S)
+    assert job.ask(2, failed=(3,)) == []  # too late: nobody listens to it any more
+    assert job.ask(3) == []
+    assert job.membership.generation == 1
+    assert places(job.lose(2)) == {0: 0, 1: 1, 3: 2}
+
+
+def test_a_stopped_member_is_killed_while_others_wait():
+    job = Job(3)
+    assert job.stopped(2) == []  # nobody waits: it may continue
+    job.ask(0)
+    assert members(of(Kill, job.stopped(2))) == [2]
+    assert job.stopped(2) == []
+    # A stopped member that has asked would not connect.
+    assert members(of(Kill, job.stopped(0))) == [0]
+    assert job.ask(1) == []
+    job.lose(2)
+    assert places(job.lose(0)) == {1: 0}
+
+
+def test_who_does_not_ask_in_time_is_killed():
+    job = Job(3)
+    assert job.after(1000.0) == []
+    job.ask(0)
+    assert job.after(ROUND_LIMIT_S - 1) == []
+    job.ask(1)
+    [kill] = job.after(1)
+    assert isinstance(kill, Kill) and kill.member == 2
+    assert "did not reach its commit within 300 s" in kill.reason
+    assert job.after(1) == []
+
+
+def test_the_time_of_a_round_begins_with_its_first_request():
+    job = Job(3, round_limit_s=10.0)
+    job.ask(0)
+    job.after(9)
+    job.lose(0)  # the only one that has asked: the round is over
+    job.ask(1)
+    assert job.after(9) == []
+    assert members(job.after(1)) == [2]
+
+
+def test_repeated_and_late_requests_are_ignored():
+    job = Job(3)
+    assert job.ask(0, 0, 1, 1) == []
+    assert places(job.ask(2)) == {0: 0, 1: 1, 2: 2}
+    assert job.ask(0, 1, 2, generation=1) == []  # late copies
+    assert job.ask(0, generation=0) == []
+    assert not of(Answer, job.ask(0, 1))  # the round of generation 2 has its own count
+
+
+def test_requests_of_the_unknown_and_of_the_dead_are_ignored():
+    job = Job(2)
+    assert job.ask(77) == []
+    job.lose(1)
+    assert job.ask(1) == []
+    assert job.membership.generation == 1
+
+
+def test_a_request_for_a_generation_without_a_place_in_it_is_refused():
+    job = Job(2)
+    [refusal] = job.ask(0, generation=5)
+    assert isinstance(refusal, Refuse)
+    assert "no place in that generation" in refusal.reason
+    job.lose(1)  # member 2 is started
+    assert members(of(Refuse, job.ask(2, generation=1))) == [2]
+
+
+# ---- enough members ----
+
+
+def test_too_few_members_wait_for_the_replacement():
+    job = Job(3, min_size=3)
+    assert Start(3) in job.lose(1)
+    assert job.ask(0, 2) == []
+    assert places(job.ready(3)) == {0: 0, 3: 1, 2: 2}
+
+
+def test_too_few_members_wait_for_the_next_replacement():
+    job = Job(2, min_size=2)
+    job.lose(1)
+    job.ask(0)
+    assert job.lose(2) == [Start(3)]
+    assert places(job.ready(3)) == {0: 0, 3: 1}
+
+
+def test_the_job_stops_when_too_few_members_are_left_for_good():
+    job = Job(3, min_size=3, max_restarts=0)
+    assert job.lose(1) == [Fail(1, 1, 1)]
+    job.ask(0)
+    [stop, *refusals] = job.ask(2)
+    assert isinstance(stop, Stop)
+    assert stop.reason.startswith("2 ranks are left, but --min-np is 3, and --max-res")
+    assert "--max-restarts 0 allows no more replacements" in stop.reason
+    assert "Start the job again" in stop.reason
+    assert refusals == [Refuse(0, stop.reason), Refuse(2, stop.reason)]
+    assert job.membership.stop_reason == stop.reason
+
+
+def test_it_stops_at_once_when_those_that_prepare_are_not_enough():
+    job = Job(4, min_size=4, max_restarts=1)
+    assert members(of(Start, job.lose(2, 3))) == [4]
+    assert len(of(Stop, job.ask(0, 1))) == 1
+
+
+def test_it_stops_when_finished_members_leave_too_few():
+    job = Job(4, min_size=3)
+    assert of(Start, job.finish(0, 1)) == []
+    assert of(Start, job.lose(2)) == []  # it would be of no use
+    [stop] = of(Stop, job.ask(3))
+    assert "the other ranks have finished with exit code 0" in stop.reason
+
+
+# ---- spares ----
+
+
+def test_a_spare_takes_the_place_of_a_lost_member_at_once():
+    job = Job(3, spares=1)
+    assert job.membership.begin(0.0) == [Start(3)]
+    assert job.ready(3) == []  # the job has all its members: nobody is told
+    assert job.lose(1) == [Fail(1, 1, 1), Announce(1), Start(4)]  # the next spare
+    assert places(job.ask(0, 2)) == {0: 0, 3: 1, 2: 2}
+    assert job.membership.restarts == 1
+
+
+def test_further_spares_wait_in_the_order_of_their_readiness():
+    job = Job(2, spares=2)
+    assert members(job.membership.begin(0.0)) == [2, 3]
+    job.ready(3, 2)
+    job.lose(1)
+    assert places(job.ask(0)) == {0: 0, 3: 1}
+    job.lose(0)
+    assert places(job.ask(3)) == {3: 0, 2: 1}
+
+
+def test_a_spare_that_is_late_joins_when_it_is_ready():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    job.lose(1)
+    assert places(job.ask(0)) == {0: 0}
+    assert job.ready(2) == [Announce(2)]
+
+
+def test_spares_end_with_the_job():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    job.ready(2)
+    assert job.finish(0, 1)[-1] == Kill(2, "the job has finished")
+
+
+@pytest.mark.parametrize("min_size", [0, 3])
+def test_min_size_lies_between_one_and_size(min_size):
+    with pytest.raises(ValueError, match="1 <= min_size <= size"):
+        Membership(2, min_size=min_size, max_restarts=0)
+
+
+@pytest.mark.parametrize("name", ["max_restarts", "spares"])
+def test_numbers_of_processes_are_not_negative(name):
+    settings = {"max_restarts": 0, name: -1}
+    with pytest.raises(ValueError, match=f"{name} -1"):
+        Membership(2, min_size=1, **settings)
+
+
+# ---- replacements ----
+
+
+def test_each_lost_member_is_replaced_under_a_new_number():
+    job = Job(4, max_restarts=3)
+    assert members(of(Start, job.lose(1, 2))) == [4, 5]
+    assert job.lose(4) == [Start(6)]
+    assert job.lose(5) == []  # three were started
+    assert job.membership.restarts == 3
+    assert job.membership.live == {0, 3, 6}
+
+
+def test_a_member_that_has_finished_is_not_replaced():
+    job = Job(3)
+    assert job.finish(1) == [Fail(1, 1, 1)]
+    assert members(of(Start, job.lose(2))) == [3]
+    job.ready(3)
+    assert places(job.ask(0)) == {0: 0, 3: 1}  # and the job has become smaller
+
+
+def test_replacements_end_when_several_in_a_row_did_not_become_ready():
+    job = Job(3)
+    job.lose(2)
+    assert job.lose(3) == [Start(4)]
+    assert job.finish(4) == [Start(5)]  # exit code 0 is as early
+    assert job.lose(5) == []
+    assert places(job.ask(0, 1)) == {0: 0, 1: 1}  # it goes on with fewer
+
+
+def test_too_few_members_and_failed_replacements_stop_the_job():
+    job = Job(2, min_size=2)
+    job.lose(1)
+    job.ask(0)
+    job.lose(2, 3)
+    [stop] = of(Stop, job.lose(4))
+    assert f"{START_FAILURES} replacements in a row ended before" in stop.reason
+
+
+def test_a_replacement_that_becomes_ready_ends_the_series_of_failures():
+    job = Job(3)
+    job.lose(1, 2)  # 3 and 4 are started
+    assert job.lose(3) == [Start(5)]
+    assert job.lose(5) == [Start(6)]
+    job.ready(4)
+    assert job.lose(6) == [Start(7)]
+    assert job.lose(4) == [Start(8)]  # it was ready: no failed start
+    assert job.lose(7) == [Start(9)]
+
+
+def test_a_replacement_that_hangs_is_killed_and_replaced():
+    job = Job(2)
+    job.lose(1)
+    assert job.after(START_LIMIT_S - 1) == []
+    [kill] = job.after(1)
+    assert kill == Kill(2, "it is not ready 600 s after its start")
+    assert job.lose(2) == [Start(3)]
+    job.ready(3)
+    assert job.after(2 * START_LIMIT_S) == []  # it waits for the others
+
+
+def test_a_newcomer_that_prepares_may_still_end_the_series_of_failures():
+    job = Job(4, min_size=4)
+    job.lose(2, 3)  # 4 and 5 are started
+    job.ask(0, 1)
+    assert members(job.lose(4, 6)) == [6, 7]
+    assert job.lose(7) == []
+    assert job.ready(5) == [Start(8)]
+    assert len(places(job.ready(8))) == 4
+
+
+# ---- newcomers ----
+
+
+def test_newcomers_are_announced_once_in_a_generation():
+    job = Job(4)
+    job.lose(2, 3)
+    assert places(job.ask(0, 1)) == {0: 0, 1: 1}
+    assert job.ready(4) == [Announce(2)]
+    assert job.ready(5) == []
+    assert job.ask(0) == []
+    assert places(job.ask(1)) == {0: 0, 1: 1, 4: 2, 5: 3}
+    job.lose(5)
+    assert places(job.ask(0, 1, 4)) == {0: 0, 1: 1, 4: 2}
+    assert job.ready(6) == [Announce(4)]
+
+
+def test_a_newcomer_that_is_ready_in_a_round_takes_part():
+    job = Job(3)
+    job.lose(2)
+    job.ask(0)
+    assert job.ready(3) == []
+    assert places(job.ask(1)) == {0: 0, 1: 1, 3: 2}
+
+
+def test_newcomers_are_announced_when_their_round_is_over_without_a_generation():
+    job = Job(3)
+    job.lose(2)
+    job.ask(0)
+    job.ready(3)
+    assert Announce(1) in job.lose(0)  # the only one that had asked
+
+
+def test_a_newcomer_of_another_program_is_refused():
+    job = Job(2)
+    job.lose(1)
+    job.ask(0, program="a")
+    [refusal] = job.ready(2, program="b")
+    assert isinstance(refusal, Refuse)
+    assert "the variables in its State" in refusal.reason
+    assert "start the whole job again" in refusal.reason
+    assert job.ready(2, program="b") == [refusal]
+    assert job.lose(2) == [Start(3)]
+    assert job.ready(3, program="a") == [Announce(2)]
+
+
+def test_the_program_of_a_newcomer_is_compared_when_that_of_the_members_is_known():
+    job = Job(2)
+    assert job.membership.program == ""
+    job.lose(1)
+    assert job.ready(2, program="b") == [Announce(1)]
+    refusal, answer = job.ask(0, program="a")
+    assert isinstance(refusal, Refuse) and refusal.member == 2
+    assert answer == Answer(0, 2, 0, 1)
+    assert job.membership.program == "a"
+
+
+def test_a_program_that_is_not_known_differs_from_none():
+    job = Job(2)
+    job.lose(1)
+    job.ask(0, program="a")
+    assert job.ready(2, program="") == [Announce(2)]
+    assert places(job.ask(0, program="")) == {0: 0, 2: 1}
+    assert job.membership.program == "a"
+
+
+def test_a_refused_process_that_does_not_end_is_killed():
+    job = Job(2)
+    job.lose(1)
+    job.ask(0, program="a")
+    job.after(START_LIMIT_S / 2)
+    job.ready(2, program="b")
+    assert job.after(START_LIMIT_S / 2) == []
+    job.ready(2, program="b")  # asking again does not help
+    assert job.after(START_LIMIT_S / 2) == [
+        Kill(2, "it has not ended 600 s after a refusal")
+    ]
+
+
+def test_a_program_is_compared_with_the_latest_of_the_members():
+    job = Job(3)
+    job.lose(2)
+    job.ask(0, program="a")
+    assert places(job.ask(1, program="b")) == {0: 0, 1: 1}  # they have run together
+    assert job.ready(3, program="b") == [Announce(2)]
+
+
+def test_a_refused_newcomer_is_not_waited_for():
+    job = Job(2, min_size=2, max_restarts=1)
+    job.lose(1)
+    job.ask(0, program="a")
+    assert [type(action) for action in job.ready(2, program="b")] == [
+        *(Refuse, Stop, Refuse)
+    ]
+
+
+def test_a_newcomer_that_is_stopped_when_it_was_ready_does_not_take_part():
+    job = Job(3, min_size=2)
+    job.lose(1, 2)
+    job.ask(0)
+    assert places(job.ready(3)) == {0: 0, 3: 1}
+    job.ask(0)
+    job.ready(4)
+    assert members(of(Kill, job.stopped(4))) == [4]
+    assert places(job.ask(3)) == {0: 0, 3: 1}
+
+
+def test_a_stopped_newcomer_is_killed_while_members_wait():
+    job = Job(2, min_size=2, max_restarts=1)
+    job.lose(1)
+    assert job.stopped(2) == []
+    job.ask(0)
+    kill, stop, _ = job.stopped(2)
+    assert kill.member == 2
+    assert isinstance(stop, Stop)  # no other can be started
+
+
+# ---- news of a lost member ----
+
+
+def test_those_that_may_be_connecting_are_told_that_a_member_has_ended():
+    job = Job(3)
+    assert Fail(1, 2, 2) in job.lose(2)
+    job.ask(0)
+    assert Fail(1, 0, 0) in job.lose(0)
+    assert of(Fail, job.lose(3)) == []  # a newcomer connects with nobody
+
+
+def test_nobody_is_told_when_all_have_left_the_generation():
+    job = Job(3, min_size=3)
+    job.lose(2)
+    job.ask(0, 1)
+    assert of(Fail, job.lose(1)) == []
+
+
+# ---- no progress ----
+
+
+def fail_at(job, step):
+    """The member of the highest rank dies; the others ask. Returns the actions."""
+    *rest, lost = job.membership.ranks
+    actions = job.lose(lost)
+    return [*actions, *job.ask(*rest, committed=step)]
+
+
+def test_the_job_stops_when_failures_repeat_without_a_new_step():
+    job = Job(8)
+    assert places(fail_at(job, 7))  # generation 1 came to step 7
+    for _ in range(MOST_ROUNDS - 1):
+        assert places(fail_at(job, 7))
+    job.ask(*range(4), committed=7)
+    actions = job.lose(4)  # now all that live have asked
+    [stop] = of(Stop, actions)
+    assert not of(Start, actions)
+    assert "again and again after commit 7, without" in stop.reason
+    assert "the same failure seems to repeat" in stop.reason
+    assert not places(actions)
+
+
+def test_a_new_step_ends_the_series_of_failures():
+    job = Job(8)
+    for step in (7, 7, 7, 8, 8, 8):
+        assert places(fail_at(job, step))
+    assert of(Stop, fail_at(job, 8))
+
+
+def test_a_step_that_was_lost_with_its_member_is_not_new_when_it_is_repeated():
+    job = Job(8)
+    for step in (8, 7, 8):
+        assert places(fail_at(job, step))
+    assert of(Stop, fail_at(job, 8))
+
+
+def test_generations_that_only_grow_are_not_counted_and_end_no_series():
+    job = Job(8)
+    for _ in range(MOST_ROUNDS):
+        newcomer = members(of(Start, fail_at(job, 7)))[0]
+        job.ready(newcomer)
+        assert len(places(job.ask(*range(7), committed=7))) == 8
+    assert of(Stop, fail_at(job, 7))
+
+
+# ---- the end ----
+
+
+def test_newcomers_are_killed_when_the_job_has_finished():
+    job = Job(3)
+    job.lose(2)
+    job.ask(0, 1)
+    job.ready(3)
+    job.finish(0)
+    assert not job.membership.finished
+    assert job.finish(1) == [Kill(3, "the job has finished")]
+    assert job.membership.finished
+    assert job.lose(3) == []
+    assert job.membership.stop_reason == ""
+
+
+def test_the_job_stops_when_all_have_ended_and_one_failed():
+    job = Job(3)
+    job.lose(1)
+    job.ready(3)
+    job.finish(0)
+    [stop, refusal] = job.lose(2)
+    assert "ranks 1 and 2 of generation 1 failed, and the other ranks" in str(stop)
+    assert refusal == Refuse(3, stop.reason)
+    assert not job.membership.finished
+
+
+def test_failures_of_earlier_generations_do_not_matter_in_the_end():
+    job = Job(3)
+    job.lose(1)
+    job.ask(0, 2)
+    job.finish(0, 2)
+    assert job.membership.finished
+
+
+def test_newcomers_alone_cannot_continue_the_training():
+    job = Job(2)
+    job.lose(1)
+    job.ready(2)
+    assert places(job.ask(0)) == {0: 0, 2: 1}
+    job.lose(0)  # before member 2 had received the state
+    [stop, refusal] = job.ask(2, committed=-1)
+    assert isinstance(stop, Stop)
+    assert "had the state of the training ended before generation 2" in stop.reason
+    assert refusal == Refuse(2, stop.reason)
+
+
+def test_after_a_stop_nothing_is_started_and_requests_are_refused():
+    job = Job(3, min_size=3, max_restarts=1)
+    job.lose(1, 2)
+    [stop] = of(Stop, job.ask(0))
+    assert job.ready(3) == [Refuse(3, stop.reason)]
+    assert job.ask(0) == [Refuse(0, stop.reason)]
+    assert job.lose(0, 3) == []
+    assert job.after(10_000.0) == []
+    assert job.membership.restarts == 1
+
+
+def test_the_largest_committed_step_is_known():
+    job = Job(2)
+    assert job.membership.committed == -1
+    job.ask(0, committed=12)
+    job.ask(1, committed=11)
+    assert job.membership.committed == 12

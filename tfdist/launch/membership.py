@@ -1,0 +1,493 @@
+"""Decides which processes belong to an elastic job, and which rank each of them has.
+
+The processes of a job are its *members*. They are numbered in the order in which they
+are started, and a number is never used again. A *generation* is a set of members that
+are connected with each other, with ranks 0 to n - 1. When a generation ends for a
+member, because a rank has failed or because other processes wait to join, the member
+sends a *request* for its place in the next generation. The first request opens a
+*round*. The round closes when every member of the generation has either sent its
+request or ended. Therefore no member can still run steps of a generation when the next
+one is formed.
+
+A *newcomer* is a process that was started to replace a lost member and has no place in
+a generation yet. It prepares itself (imports and traces), and sends a request when it
+is ready.
+
+This module only decides. It has no clock, threads, sockets or processes: times are
+arguments, and decisions are returned as actions, which tfdistrun carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfdist.launch import membership_reasons as reasons
+from tfdist.launch.membership_actions import (
+    Action,
+    Announce,
+    Answer,
+    Fail,
+    Kill,
+    Refuse,
+    Request,
+    Start,
+    Stop,
+)
+
+ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
+START_LIMIT_S = 600.0  # for a newcomer to become ready
+NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
+START_FAILURES = 3  # newcomers in a row that ended before they were ready
+MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
+
+
+def assign_ranks(old: Mapping[int, int], newcomers: Sequence[int]) -> dict[int, int]:
+    """Assigns the ranks of a generation; as many members as possible keep their rank.
+
+    A member keeps its rank if it is below the new number of ranks. The free ranks go to
+    the members whose rank is too high, in the order of their old ranks, and then to the
+    newcomers. Rank 0, which writes files and prints, is never a newcomer if a member is
+    left: the one with the lowest rank takes it.
+
+    Args:
+        old: old rank of each member that continues.
+        newcomers: numbers of the newcomers, in the order in which they became ready.
+
+    Returns:
+        New rank of each member, in the order of the new ranks.
+
+    Example:
+        >>> from tfdist.launch.membership import assign_ranks
+        >>> assign_ranks({0: 0, 2: 2, 3: 3}, newcomers=[])  # member 1 was lost
+        {0: 0, 3: 1, 2: 2}
+        >>> assign_ranks({0: 0, 2: 2, 3: 3}, newcomers=[4])
+        {0: 0, 4: 1, 2: 2, 3: 3}
+        >>> assign_ranks({1: 1, 2: 2}, newcomers=[3])
+        {1: 0, 3: 1, 2: 2}
+    """
+    size = len(old) + len(newcomers)
+    ranks = {member: rank for member, rank in old.items() if rank < size}
+    moved = sorted(old.keys() - ranks.keys(), key=lambda member: old[member])
+    if ranks and not moved and 0 not in ranks.values():
+        ranks[min(ranks, key=lambda member: ranks[member])] = 0
+    free = sorted(set(range(size)) - set(ranks.values()))
+    ranks.update(zip([*moved, *newcomers], free, strict=True))
+    return dict(sorted(ranks.items(), key=lambda item: item[1]))
+
+
+class Membership:
+    """The members, ranks and generations of an elastic job.
+
+    The members 0 to size - 1 form generation 1, with their numbers as ranks. The caller
+    has started them. Each event is a method that returns actions, in the order in which
+    they must be carried out. Times are in seconds, on any clock that never goes back.
+
+    A process that is killed belongs to its generation until `ended` is called for it:
+    only then is it certain that it runs no more steps.
+
+    Args:
+        size: number of members at the start, and the largest size of a generation. It
+            falls by one when a member ends with exit code 0: such a member has
+            finished, and is not replaced.
+        min_size: smallest size of a generation. If fewer members are left, the job
+            waits for replacements. If they cannot become enough, the job stops.
+        max_restarts: largest number of replacements that are started.
+        spares: number of processes that are kept ready to take the place of a lost
+            member at once; `begin` starts them. Those that replace them count as
+            replacements.
+        round_limit_s: seconds after the first request of a round at which members that
+            have not sent a request are killed.
+        start_limit_s: seconds after its start at which a newcomer that is not ready is
+            killed, and seconds after a refusal at which a process that has not ended is
+            killed.
+
+    Attributes:
+        restarts: number of replacements that were started.
+        committed: largest number of committed steps in any request; -1 before the first
+            one.
+        program: program of the members, by their latest request; "" if it is not known.
+        finished: whether all members of the newest generation have ended with exit code
+            0.
+        start_failures: number of newcomers, in a row, that ended before they were
+            ready. From START_FAILURES on, no more are started.
+        stop_reason: reason of the `Stop` that was returned; "" if none was.
+
+    Raises:
+        ValueError: min_size is not in 1 to size, or max_restarts or spares is negative.
+
+    Example:
+        >>> from tfdist.launch.membership import Membership, Request
+        >>> job = Membership(2, min_size=1, max_restarts=1)
+        >>> job.ended(1, failed=True, now_s=7.0)
+        [Fail(generation=1, member=1, rank=1), Start(member=2)]
+        >>> job.request(Request(member=0, generation=1, committed=5), now_s=7.5)
+        [Answer(member=0, generation=2, rank=0, size=1)]
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        min_size: int,
+        max_restarts: int,
+        spares: int = 0,
+        round_limit_s: float = ROUND_LIMIT_S,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> None:
+        if not 1 <= min_size <= size:
+            raise ValueError(
+                f"expected 1 <= min_size <= size, got min_size {min_size}, size {size}"
+            )
+        if max_restarts < 0 or spares < 0:
+            raise ValueError(
+                "expected max_restarts >= 0 and spares >= 0, got max_restarts "
+                f"{max_restarts}, spares {spares}"
+            )
+        self._size = size
+        self._min_size = min_size
+        self._max_restarts = max_restarts
+        self._spares = spares
+        self._round_limit_s = round_limit_s
+        self._start_limit_s = start_limit_s
+        # A live process is a member of the newest generation, or a newcomer.
+        self._generation = 1
+        self._ranks = {member: member for member in range(size)}
+        self._live = set(range(size))
+        self._failed: set[int] = set()  # members whose exit code was not 0
+        self._killed: set[int] = set()
+        self._refused: dict[int, str] = {}  # with the reason
+        # Requests that are not answered yet, in the order of their arrival.
+        self._requests: dict[int, Request] = {}
+        self._opened_s: float | None = None  # None: no round is open
+        self._unready: set[int] = set()  # live newcomers that have not become ready
+        # When a newcomer has to be ready, and a refused process has to have ended.
+        self._deadlines_s: dict[int, float] = {}
+        self._announced = 0  # the last generation that was notified of newcomers
+        self.restarts = 0
+        self._next_member = size
+        self.start_failures = 0  # in a row
+        self.program = ""
+        self.committed = -1
+        self._committed_at_failure = -1
+        self._rounds_without_step = 0
+        self.finished = False
+        self.stop_reason = ""
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest generation."""
+        return self._generation
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Member → rank in the newest generation; includes members that have ended."""
+        return dict(self._ranks)
+
+    @property
+    def live(self) -> frozenset[int]:
+        """Processes that have not ended, newcomers included."""
+        return frozenset(self._live)
+
+    # ---- events ----
+
+    def begin(self, now_s: float) -> list[Action]:
+        """Starts the spares, after the members have been started."""
+        return [self._start(now_s) for _ in range(self._spares)]
+
+    def request(self, request: Request, now_s: float) -> list[Action]:
+        """Handles the request of a member, or of a newcomer that is ready.
+
+        A further request for the same generation replaces the earlier one. A request is
+        ignored if its sender is unknown or has ended, since nobody waits for an answer;
+        if its sender was killed, since its process will end in any case; and if it is
+        for an earlier generation, since it has been answered. A request for a
+        generation in which its sender has no place is refused.
+        """
+        member = request.member
+        if member not in self._live or member in self._killed:
+            return []
+        place = self._generation if member in self._ranks else 0
+        actions: list[Action] = []
+        if refusal := self._find_refusal(request, place):
+            actions = self._refuse(member, refusal, now_s)
+        elif request.generation == place:
+            self._accept(request, now_s)
+        return [*actions, *self._settle(now_s)]
+
+    def ended(self, member: int, *, failed: bool, now_s: float) -> list[Action]:
+        """Handles the end of a process.
+
+        Args:
+            member: number of the member or newcomer.
+            failed: whether its exit code is not 0.
+            now_s: current time.
+        """
+        if member not in self._live:
+            return []
+        self._live.remove(member)
+        self._requests.pop(member, None)
+        self._deadlines_s.pop(member, None)
+        if self._is_over():
+            return []
+        actions: list[Action] = []
+        if member in self._ranks:
+            if failed:
+                self._failed.add(member)
+            else:
+                self._size -= 1
+            if any(other not in self._requests for other in self._members()):
+                actions.append(Fail(self._generation, member, self._ranks[member]))
+        elif member in self._unready:
+            self._unready.remove(member)
+            self.start_failures += 1
+        return [*actions, *self._settle(now_s)]
+
+    def stopped(self, member: int, now_s: float) -> list[Action]:
+        """Handles a process that cannot answer, for example because of SIGSTOP.
+
+        While a round is open, the process is killed, even if it has sent its request,
+        since it would not connect to the others. While no round is open, nothing
+        happens, since the process may continue. Therefore this has to be called again,
+        for example every second, as long as the process is stopped.
+        """
+        if member not in self._live or not self._is_open():
+            return []
+        reason = "it is stopped (SIGSTOP) while other ranks wait for it"
+        return [*self._kill(member, reason), *self._settle(now_s)]
+
+    def poll(self, now_s: float) -> list[Action]:
+        """Kills processes that exceed a time limit. Call this every few seconds."""
+        if self._is_over():
+            return []
+        actions: list[Action] = []
+        if self._opened_s is not None and now_s >= self._opened_s + self._round_limit_s:
+            reason = (
+                f"it did not reach its commit within {self._round_limit_s:g} s after "
+                "another rank was lost, or a replacement was ready"
+            )
+            for member in self._members():
+                if member not in self._requests:
+                    actions += self._kill(member, reason)
+        for member, deadline_s in self._deadlines_s.items():
+            if now_s >= deadline_s:
+                actions += self._kill(member, self._lateness(member))
+        return [*actions, *self._settle(now_s)]
+
+    def _lateness(self, member: int) -> str:
+        """Returns why a process that has exceeded its time limit is killed."""
+        if member in self._refused:
+            return f"it has not ended {self._start_limit_s:g} s after a refusal"
+        if member in self._ranks:
+            return (
+                f"another rank reported {NAMED_LIMIT_S:g} s ago that rank "
+                f"{self._ranks[member]} had failed"
+            )
+        return f"it is not ready {self._start_limit_s:g} s after its start"
+
+    # ---- state ----
+
+    def _members(self) -> list[int]:
+        """Returns the live members of the newest generation."""
+        return [member for member in self._ranks if member in self._live]
+
+    def _ready(self) -> list[int]:
+        """Returns the newcomers that can join, in the order of their readiness."""
+        return [
+            member
+            for member in self._requests
+            if member not in self._ranks and member not in self._killed
+        ]
+
+    def _preparing(self) -> list[int]:
+        """Returns the newcomers that are not ready yet, but may become ready."""
+        return sorted(self._unready - self._killed - self._refused.keys())
+
+    def _is_open(self) -> bool:
+        """Returns whether a live member of the newest generation has sent a request."""
+        return any(member in self._requests for member in self._members())
+
+    def _is_complete(self) -> bool:
+        """Returns whether every live member has sent a request and was not killed."""
+        return all(
+            member in self._requests and member not in self._killed
+            for member in self._members()
+        )
+
+    def _is_over(self) -> bool:
+        return self.finished or bool(self.stop_reason)
+
+    def _may_start(self) -> bool:
+        """Returns whether one more replacement may be started."""
+        return (
+            self.restarts < self._max_restarts and self.start_failures < START_FAILURES
+        )
+
+    def _largest_size(self) -> int:
+        """Returns the largest size that the next generation can reach by waiting."""
+        preparing = len(self._preparing())
+        # A newcomer that becomes ready ends the series of failed starts.
+        may_start = self._may_start() or preparing
+        starts = self._max_restarts - self.restarts if may_start else 0
+        there = len(self._members()) + len(self._ready()) + preparing
+        return min(self._size, there + starts)
+
+    # ---- decisions ----
+
+    def _find_refusal(self, request: Request, place: int) -> str:
+        """Returns the reason to refuse a request; "" if it is not refused."""
+        if reason := self.stop_reason or self._refused.get(request.member):
+            return reason
+        if request.generation > place:
+            return reasons.no_place(request.member, request.generation)
+        return self._other_program(request) if place == 0 else ""
+
+    def _other_program(self, request: Request) -> str:
+        """Returns the reason to refuse a newcomer; "" if a program is not known."""
+        expected, got = self.program, request.program
+        if not expected or not got or expected == got:
+            return ""
+        return reasons.other_program()
+
+    def _accept(self, request: Request, now_s: float) -> None:
+        """Keeps a request; sets a time limit for members that it names as failed."""
+        member = request.member
+        self._requests[member] = request
+        self._deadlines_s.pop(member, None)
+        if member in self._unready:
+            self._unready.remove(member)
+            self.start_failures = 0
+        if member not in self._ranks:
+            return
+        self.program = request.program or self.program
+        self.committed = max(self.committed, request.committed)
+        for other in self._members():
+            if self._ranks[other] in request.failed and other not in self._requests:
+                self._deadlines_s.setdefault(other, now_s + NAMED_LIMIT_S)
+
+    def _kill(self, member: int, reason: str) -> list[Action]:
+        if member in self._killed:
+            return []
+        self._killed.add(member)
+        return [Kill(member, reason)]
+
+    def _refuse(self, member: int, reason: str, now_s: float) -> list[Action]:
+        if member not in self._refused:
+            self._deadlines_s[member] = now_s + self._start_limit_s
+        self._refused[member] = reason
+        self._requests.pop(member, None)
+        return [Refuse(member, reason)]
+
+    def _settle(self, now_s: float) -> list[Action]:
+        """Returns the actions that follow from the state after an event."""
+        if self._is_over():
+            return []
+        if not self._members():
+            return self._end(now_s)
+        actions: list[Action] = []
+        if self._is_complete():
+            actions += self._close(now_s)
+        if self._is_over():
+            return actions
+        if not self._is_open():
+            self._opened_s = None
+            has_room = len(self._members()) < self._size
+            if self._ready() and has_room and self._announced < self._generation:
+                self._announced = self._generation
+                actions.append(Announce(self._generation))
+        elif self._opened_s is None:
+            self._opened_s = now_s
+        # If too many members have finished, no replacement makes them enough again.
+        wanted = self._size + self._spares if self._size >= self._min_size else 0
+        while len(self._live) < wanted and self._may_start():
+            actions.append(self._start(now_s))
+            self.restarts += 1
+        return actions
+
+    def _start(self, now_s: float) -> Start:
+        """Starts the next newcomer."""
+        member = self._next_member
+        self._live.add(member)
+        self._unready.add(member)
+        self._deadlines_s[member] = now_s + self._start_limit_s
+        self._next_member += 1
+        return Start(member)
+
+    def _end(self, now_s: float) -> list[Action]:
+        """Ends the job after the last member of the newest generation has ended."""
+        failed = self._failed & self._ranks.keys()
+        if failed:
+            ranks = sorted(self._ranks[member] for member in failed)
+            have_others_finished = len(failed) < len(self._ranks)
+            explain = (
+                reasons.failed_at_end if have_others_finished else reasons.all_failed
+            )
+            return self._stop(explain(self._generation, ranks), now_s)
+        self.finished = True
+        actions: list[Action] = []
+        for member in sorted(self._live):
+            actions += self._kill(member, "the job has finished")
+        return actions
+
+    def _close(self, now_s: float) -> list[Action]:
+        """Closes the round: forms a generation, waits for newcomers, or stops."""
+        actions: list[Action] = []
+        for newcomer in self._ready():
+            if reason := self._other_program(self._requests[newcomer]):
+                actions += self._refuse(newcomer, reason, now_s)
+        members = self._members()
+        newcomers = self._ready()[: max(0, self._size - len(members))]
+        committed = max(self._requests[member].committed for member in members)
+        if committed < 0:
+            reason = reasons.state_lost(self._generation)
+            return [*actions, *self._stop(reason, now_s)]
+        is_after_loss = len(members) < len(self._ranks)
+        rounds = self._rounds_without_step
+        if is_after_loss:
+            rounds = rounds + 1 if committed <= self._committed_at_failure else 0
+        if rounds == MOST_ROUNDS:
+            reason = reasons.no_progress(committed)
+            return [*actions, *self._stop(reason, now_s)]
+        left = len(members) + len(newcomers)
+        if left < self._min_size:
+            if self._largest_size() < self._min_size:
+                actions += self._stop(self._too_few(left), now_s)
+            return actions
+        if is_after_loss:
+            self._rounds_without_step = rounds
+            self._committed_at_failure = max(self._committed_at_failure, committed)
+        return [*actions, *self._form(members, newcomers)]
+
+    def _form(self, members: Sequence[int], newcomers: Sequence[int]) -> list[Action]:
+        """Forms the next generation; further spares keep waiting."""
+        old = {member: self._ranks[member] for member in members}
+        self._ranks = assign_ranks(old, newcomers)
+        self._generation += 1
+        for member in self._ranks:
+            del self._requests[member]
+        return [
+            Answer(member, self._generation, rank, len(self._ranks))
+            for member, rank in self._ranks.items()
+        ]
+
+    def _stop(self, reason: str, now_s: float) -> list[Action]:
+        """Stops the job; refuses the requests that wait for an answer."""
+        self.stop_reason = reason
+        actions: list[Action] = [Stop(reason)]
+        for member in [*self._members(), *self._ready()]:
+            actions += self._refuse(member, reason, now_s)
+        return actions
+
+    def _too_few(self, left: int) -> str:
+        """Returns the reason to stop with too few members."""
+        advice = ""
+        if self._size < self._min_size:
+            cause = "the other ranks have finished with exit code 0"
+        elif self.start_failures >= START_FAILURES:
+            cause = f"{START_FAILURES} replacements in a row ended before they joined"
+        else:
+            cause = f"--max-restarts {self._max_restarts} allows no more replacements"
+            advice = (
+                "A smaller --min-np lets a job continue with fewer ranks; a larger "
+                "--max-restarts replaces more of them."
+            )
+        return reasons.too_few(left, self._min_size, cause, advice)

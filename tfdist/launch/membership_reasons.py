@@ -1,0 +1,80 @@
+"""Texts that explain why an elastic job refuses a process, or stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfdist.core.rendezvous.errors import numbers
+
+_RESUME = "Start the job again, from a checkpoint if the program reads one."
+_FIND = "Find the reason in the output of the processes that failed. "
+
+
+def no_place(member: int, generation: int) -> str:
+    """Describes a request for a generation in which the member has no place."""
+    return (
+        f"process {member} of the job asked for its place after generation "
+        f"{generation}, but it has no place in that generation. Please report this as "
+        "a bug of tfdist."
+    )
+
+
+def other_program() -> str:
+    """Describes a newcomer whose program differs from the members' program."""
+    return (
+        "this replacement cannot join: its versions of TensorFlow or tfdist, the "
+        "number of its steps, or the variables in its State (paths, shapes, dtypes) "
+        "differ from those of the running ranks. Undo changes that were made to the "
+        "program, its options or its environment since the job was started, or start "
+        "the whole job again."
+    )
+
+
+def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
+    """Describes a generation all of whose members failed."""
+    return (
+        f"{numbers(list(failed_ranks))}, which are all ranks of generation "
+        f"{generation}, failed: the state of the training is lost. {_FIND}{_RESUME}"
+    )
+
+
+def failed_at_end(generation: int, failed_ranks: Sequence[int]) -> str:
+    """Describes members that failed while the others ended with exit code 0."""
+    return (
+        f"{numbers(list(failed_ranks))} of generation {generation} failed, and the "
+        "other ranks have finished: a rank cannot be replaced after the end of the "
+        f"elastic loop. {_FIND}"
+    ).rstrip()
+
+
+def state_lost(generation: int) -> str:
+    """Describes a generation whose live members have not received the state."""
+    return (
+        "all ranks that had the state of the training ended before generation "
+        f"{generation} was connected; the ranks that are left have not received it. "
+        f"{_FIND}{_RESUME}"
+    )
+
+
+def no_progress(committed: int) -> str:
+    """Describes failures that repeat without a newly committed step."""
+    return (
+        f"ranks were lost again and again after commit {committed}, without a new "
+        f"commit: the same failure seems to repeat. {_FIND}{_RESUME}"
+    )
+
+
+def too_few(left: int, min_size: int, cause: str, advice: str) -> str:
+    """Describes a job that cannot reach min_size any more.
+
+    Args:
+        left: number of members and of newcomers that are ready.
+        min_size: smallest size of a generation.
+        cause: why there will be no more of them.
+        advice: sentences at the end; "" for none.
+    """
+    noun = "rank is" if left == 1 else "ranks are"
+    return (
+        f"{left} {noun} left, but --min-np is {min_size}, and {cause}. "
+        f"{_FIND}{_RESUME} {advice}"
+    ).rstrip()
