@@ -1,0 +1,322 @@
+"""Checks each action of a `tfdist.launch.membership.Membership` against the rules.
+
+The referee records what the membership has been told and what it has decided. It shares
+no code with the membership. Facts that the membership cannot know, for example whether
+a process really has ended, come from the simulated world.
+"""
+
+from collections import Counter
+
+from tfdist.launch.membership import MOST_ROUNDS, START_FAILURES, Answer, Fail, Refuse
+
+
+class Violation(AssertionError):
+    """A rule of the membership was broken."""
+
+
+def require(holds, rule, *facts):
+    if not holds:
+        raise Violation(f"broken rule: {rule}; {facts}")
+
+
+class Referee:
+    """Passes events on to a membership, and checks the actions that it returns.
+
+    Args:
+        membership: the membership that is tested.
+        world: object with `is_gone(member)`, `is_asking(member, generation)`,
+            `program_of(member)` and `floor()`.
+        settings: arguments of the membership by name.
+    """
+
+    def __init__(self, membership, world, settings):
+        self.membership, self.world, self.settings = membership, world, settings
+        self.wanted = settings["size"]
+        self.generation = 1
+        self.ranks = {member: member for member in range(self.wanted)}
+        self.live = set(range(self.wanted))
+        self.failed, self.finished = set(), set()
+        self.killed, self.refused = set(), set()
+        self.requests = {}  # of members, for the newest generation
+        self.ready, self.were_ready = {}, set()
+        self.named = set()  # members that a request names as failed
+        self.opened_s = None
+        self.deadline_s = {}
+        self.program = ""
+        self.announced = set()
+        self.started = self.start_failures = 0
+        self.spares_left = settings["spares"]  # that `begin` has to start
+        self.best_at_failure, self.without_step = -1, 0
+        self.stop = None  # the reason
+        self.given = Counter()  # number of actions of each kind
+        self.stopped_now = None  # the member of the event `stopped`
+
+    # ---- events ----
+
+    def begin(self, now_s):
+        actions = self._check(self.membership.begin(now_s), now_s)
+        require(self.spares_left == 0, "all spares are started", actions)
+        return actions
+
+    def request(self, request, now_s):
+        member = request.member
+        is_heard = member in self.live - self.killed
+        if is_heard and self.stop is None and member not in self.refused:
+            self._record(request, now_s)
+        actions = self.membership.request(request, now_s)
+        if is_heard and self.stop is not None:
+            refusals = [action for action in actions if isinstance(action, Refuse)]
+            require(refusals, "requests are refused after Stop", request)
+        return self._check(actions, now_s)
+
+    def _record(self, request, now_s):
+        member = request.member
+        if member in self.ranks and request.generation == self.generation:
+            self.requests[member] = request
+            self.program = request.program or self.program
+            if self.opened_s is None:
+                self.opened_s = now_s
+            by_rank = {rank: number for number, rank in self.ranks.items()}
+            self.named |= {by_rank[rank] for rank in request.failed}
+        elif member not in self.ranks and request.generation == 0:
+            if not self._differs(request):
+                if member not in self.were_ready:
+                    self.start_failures = 0
+                self.were_ready.add(member)
+                self.ready[member] = request
+                self.deadline_s.pop(member, None)
+
+    def ended(self, member, failed, now_s):
+        if member not in self.live:
+            again = self.membership.ended(member, failed=failed, now_s=now_s)
+            require(not again, "a second report of an end is ignored", again)
+            return again
+        must_tell = False
+        self.live.remove(member)
+        self.ready.pop(member, None)
+        if member in self.ranks:
+            (self.failed if failed else self.finished).add(member)
+            self.wanted -= not failed
+            self.requests.pop(member, None)
+            others = self.live & self.ranks.keys()
+            must_tell = self.stop is None and bool(others - self.requests.keys())
+        elif member not in self.were_ready:
+            self.start_failures += 1
+        if not self.is_open():
+            self.opened_s = None
+        actions = self.membership.ended(member, failed=failed, now_s=now_s)
+        if must_tell:
+            expected = Fail(self.generation, member, self.ranks[member])
+            require(expected in actions, "the end of a member is reported", expected)
+        return self._check(actions, now_s)
+
+    def stopped(self, member, now_s):
+        self.stopped_now = member
+        actions = self._check(self.membership.stopped(member, now_s), now_s)
+        self.stopped_now = None
+        return actions
+
+    def poll(self, now_s):
+        return self._check(self.membership.poll(now_s), now_s)
+
+    # ---- the state, by this record ----
+
+    def is_open(self):
+        return bool(self.live & self.ranks.keys() & self.requests.keys())
+
+    def has_finished(self):
+        """Whether the whole newest generation has ended with exit code 0."""
+        return self.ranks.keys() <= self.finished
+
+    def _differs(self, request):
+        are_known = self.program and request.program
+        return bool(are_known) and self.program != request.program
+
+    def _preparing(self):
+        gone = {*self.ranks, *self.ready, *self.killed, *self.refused}
+        return self.live - gone
+
+    def _starts_left(self, preparing=0):
+        if self.start_failures >= START_FAILURES and not preparing:
+            return 0
+        replacements = self.started - self.settings["spares"]
+        return self.settings["max_restarts"] - replacements
+
+    def has_room(self):
+        return len(self.live & self.ranks.keys()) < self.wanted
+
+    def _is_enough(self, members):
+        there = min(self.wanted, len(members) + len(self.ready))
+        return there >= self.settings["min_size"]
+
+    def _can_become_enough(self, members):
+        preparing = len(self._preparing())
+        there = len(members) + len(self.ready) + preparing
+        most = min(self.wanted, there + self._starts_left(preparing))
+        return most >= self.settings["min_size"]
+
+    def _rounds_without_step(self, members):
+        """The count of such rounds if these members formed a generation now."""
+        if self.ranks.keys() <= self.live:
+            return self.without_step
+        best = max(self.requests[member].committed for member in members)
+        return self.without_step + 1 if best <= self.best_at_failure else 0
+
+    # ---- checks ----
+
+    def _check(self, actions, now_s):
+        for action in actions:
+            kind = type(action).__name__
+            self.given[kind] += 1
+            getattr(self, f"_check_{kind.lower()}")(action, now_s)
+        answers = [action for action in actions if isinstance(action, Answer)]
+        if answers:
+            self._check_generation(answers)
+        if self.stop is None and not self.has_finished():
+            self._check_nothing_is_due()
+        return actions
+
+    def _check_nothing_is_due(self):
+        members = self.live & self.ranks.keys()
+        require(members, "a job without members is over", self.ranks)
+        if members <= self.requests.keys() - self.killed:
+            require(not self._is_enough(members), "a round closes at once", members)
+            require(self._can_become_enough(members), "no vain wait", members)
+        if self.ready and self.has_room() and not self.is_open():
+            is_known = self.generation in self.announced
+            require(is_known, "newcomers are announced", self.ready)
+        is_useful = self.wanted >= self.settings["min_size"]
+        if is_useful and len(self.live) < self.wanted + self.settings["spares"]:
+            require(not self._starts_left(), "lost members are replaced", self.live)
+
+    def _check_answer(self, action, now_s):
+        require(self.stop is None, "no Answer after Stop", action)
+
+    def _check_start(self, action, now_s):
+        require(self.stop is None, "no Start after Stop", action)
+        expected = self.settings["size"] + self.started
+        require(action.member == expected, "numbers increase by one", action)
+        if self.spares_left:
+            self.spares_left -= 1
+        else:
+            require(self._starts_left() > 0, "limits of replacements", action)
+        is_free = len(self.live) < self.wanted + self.settings["spares"]
+        require(is_free, "only lost members are replaced", action)
+        self.started += 1
+        self.live.add(action.member)
+        self.deadline_s[action.member] = now_s + self.settings["start_limit_s"]
+
+    def _check_kill(self, action, now_s):
+        member = action.member
+        require(member in self.live - self.killed, "live members are killed", action)
+        is_silent = member in self.ranks and member not in self.requests
+        is_late = self.opened_s is not None and (
+            now_s >= self.opened_s + self.settings["round_limit_s"]
+        )
+        reasons = (
+            is_silent and member in self.named,
+            is_silent and is_late,
+            self.stopped_now == member and self.is_open(),
+            now_s >= self.deadline_s.get(member, float("inf")),
+            member not in self.ranks and self.has_finished(),
+        )
+        require(any(reasons), "there is a reason to kill a process", action)
+        self.killed.add(member)
+        self.ready.pop(member, None)
+
+    def _check_refuse(self, action, now_s):
+        member = action.member
+        newcomer = self.ready.pop(member, None)
+        is_allowed = self.stop is not None or member in self.refused
+        if not is_allowed and member not in self.ranks:
+            program = self.world.program_of(member)
+            if newcomer is not None:
+                program = newcomer.program
+            is_allowed = self.program and program and program != self.program
+        require(is_allowed, "only a different program is refused", action)
+        if member not in self.refused:
+            self.deadline_s[member] = now_s + self.settings["start_limit_s"]
+        self.refused.add(member)
+
+    def _check_announce(self, action, now_s):
+        is_new = action.generation == self.generation not in self.announced
+        require(is_new, "newcomers are announced once in a generation", action)
+        is_due = self.ready and self.has_room() and not self.is_open()
+        require(is_due, "newcomers are announced when they are ready", action)
+        self.announced.add(action.generation)
+
+    def _check_fail(self, action, now_s):
+        is_right = action.generation == self.generation
+        is_right &= self.ranks.get(action.member) == action.rank
+        is_right &= action.member not in self.live
+        require(is_right, "only the end of a member is reported", action)
+
+    def _check_stop(self, action, now_s):
+        require(self.stop is None, "Stop is given once", action)
+        self.stop = action.reason
+        members = self.live & self.ranks.keys()
+        if "of generation" in action.reason:
+            holds = not members and self.ranks.keys() & self.failed
+            is_partly = "have finished" in action.reason
+            holds = holds and is_partly == bool(self.ranks.keys() & self.finished)
+        else:
+            waiting = self.requests.keys() - self.killed
+            require(members and members <= waiting, "a complete round", action)
+            holds = self._is_hopeless(action.reason, members)
+        require(holds, "the reason of Stop holds", action)
+
+    def _is_hopeless(self, reason, members):
+        if "--min-np" in reason:
+            return not self._can_become_enough(members)
+        if "repeat" in reason:
+            return self._rounds_without_step(members) >= MOST_ROUNDS
+        if "not received" in reason:
+            return all(self.requests[member].committed < 0 for member in members)
+        return False
+
+    def _check_generation(self, answers):
+        """Checks the generation that these answers form."""
+        self._check_fencing()
+        new = {answer.member: answer.rank for answer in answers}
+        size = len(new)
+        require(len(answers) == size, "one Answer for each member", answers)
+        numbers = {answer.generation for answer in answers}
+        require(numbers == {self.generation + 1}, "generations increase", answers)
+        require({a.size for a in answers} == {size}, "one size", answers)
+        require(sorted(new.values()) == [*range(size)], "each rank once", answers)
+        fits = self.settings["min_size"] <= size <= self.wanted
+        require(fits, "the size is between min_size and the wanted size", size)
+        members = self.live & self.ranks.keys()
+        joined = new.keys() - self.ranks.keys()
+        require(members == new.keys() - joined, "every live member takes part", new)
+        require(members <= self.requests.keys(), "all members have asked", new)
+        room = max(0, self.wanted - len(members))
+        first = {*[*self.ready][:room]}
+        require(joined == first, "the first that are ready join", new, self.ready)
+        require(not new.keys() & self.killed, "no killed member takes part", new)
+        differing = [one for one in joined if self._differs(self.ready[one])]
+        require(not differing, "all members have one program", differing)
+        moved = [m for m in members if new[m] != self.ranks[m] < size and new[m] != 0]
+        require(not moved, "members keep their ranks", moved)
+        leads = not members or min(new, key=lambda m: new[m]) in members
+        require(leads, "rank 0 is no newcomer", new)
+        best = max((self.requests[member].committed for member in members), default=-1)
+        floor = self.world.floor()
+        require(best >= max(floor, 0), "no step that all had is lost", best, floor)
+        rounds = self._rounds_without_step(members)
+        require(rounds < MOST_ROUNDS, "no endless repetition", rounds)
+        if not self.ranks.keys() <= self.live:
+            self.without_step = rounds
+            self.best_at_failure = max(self.best_at_failure, best)
+        self.generation += 1
+        self.ranks, self.requests = new, {}
+        self.ready = {m: own for m, own in self.ready.items() if m not in new}
+        self.named, self.opened_s = set(), None
+
+    def _check_fencing(self):
+        """Checks that no process can still run steps of the generation that is over."""
+        for member in self.ranks:
+            is_over = self.world.is_gone(member) or self.world.is_asking(
+                member, self.generation
+            )
+            require(is_over, "no member runs the old generation", member)
