@@ -120,6 +120,35 @@ def register(
     return _AGREED[key]
 
 
+def registered_lists() -> list[tuple[str, list[bool]]]:
+    """Returns the lists of all ranks that are registered: description and flags."""
+    generation = runtime.generation()
+    return [
+        (description, flags)
+        for (when, process_set, description), (_, flags) in _AGREED.items()
+        if when == generation and process_set == 0
+    ]
+
+
+def register_again(lists: Sequence[tuple[str, list[bool]]]) -> None:
+    """Registers lists of an earlier generation of the world in the current one.
+
+    Graphs that were traced in the earlier generation can then run in this one, because
+    the id of a list depends only on its description. All ranks call it with the same
+    lists, in the same order.
+
+    Args:
+        lists: result of `registered_lists`, on one rank of the earlier generation.
+
+    Raises:
+        native.CoreError: a rank failed.
+    """
+    _AGREED.clear()
+    for description, flags in lists:
+        found = native.register_gradient_list(description, list(flags), process_set=0)
+        _AGREED[runtime.generation(), 0, description] = found
+
+
 def describe_variable(variable: Any, dtype: Any = None) -> str:
     """Returns one line for a variable with path, dtype and shape, for `agree`."""
     path = " ".join(path_of(variable).split())

@@ -10,6 +10,7 @@ optimizer has created its variables.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from tfdist.consistency.fingerprint import (
 )
 from tfdist.core import engines, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
+from tfdist.core.rendezvous import renewal
 
 FIRST_CHECK = 2
 _DENSE_UP_TO = 1024
@@ -93,7 +95,7 @@ def compare_in_step(
         tfdist.MismatchError: on all ranks in eager mode, if the weights differ. In a
             graph, the step raises `tf.errors.FailedPreconditionError`.
     """
-    if len(members_of(process_set)) == 1 or not variables or not is_on():
+    if not (variables and is_on() and may_have_other_ranks(process_set)):
         return reduced
     key = (runtime.generation(), id_of(process_set), list_id)
     if tf.executing_eagerly():
@@ -116,6 +118,12 @@ def compare_in_step(
         to_compare = _variables_to_compare(variables, process_set)
         return _compare_when_run(to_compare, reduced, key, process_set, advice)
     return reduced
+
+
+def may_have_other_ranks(process_set: ProcessSet | None = None) -> bool:
+    """Returns whether there may be other ranks when a step that is traced now runs."""
+    is_elastic = renewal.member_of(os.environ) is not None
+    return len(members_of(process_set)) > 1 or is_elastic
 
 
 def _compare_now(
@@ -268,6 +276,15 @@ def _drop_earlier_worlds(
 ) -> None:
     for key in [one for one in counts if one[0] != generation]:
         del counts[key]
+
+
+def restart_counts() -> None:
+    """Restarts the counts in a new generation of the world, also those in graphs."""
+    _eager_counts.clear()
+    for (_, set_id, list_id), count in list(_graph_counts.items()):
+        count.assign(0)
+        _graph_counts[runtime.generation(), set_id, list_id] = count
+    _drop_earlier_worlds(_graph_counts, runtime.generation())
 
 
 def _reset_counts(set_id: int) -> None:

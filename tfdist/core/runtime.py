@@ -38,6 +38,7 @@ class State:
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
+    was_restored: bool = False  # the weights, after the failure of this generation
     generation: int = 0
     on_demand: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from tfdist.core import engines, native
+from tfdist.core import engines, native, runtime
 
 _logger = logging.getLogger("tfdist")
+
+
+def note_restored() -> None:
+    """Records that the weights are those of a commit, although a rank has failed."""
+    runtime.state.was_restored = True
 
 
 def check_not_torn() -> None:
@@ -19,7 +24,7 @@ def check_not_torn() -> None:
         RuntimeError: the message names the last good step and the failure.
     """
     failure = native.failure()
-    if failure is None:
+    if failure is None or runtime.state.was_restored:
         return
     committed = failure.payload.get("committed_step")
     if committed is not None:

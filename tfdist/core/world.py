@@ -27,9 +27,18 @@ from tfdist.core import (
 )
 from tfdist.core.deadlock.watcher import DeadlockWatcher
 from tfdist.core.process_sets import add
-from tfdist.core.rendezvous import child_processes, failure_report, settings_check
+from tfdist.core.rendezvous import (
+    child_processes,
+    failure_report,
+    renewal,
+    settings_check,
+)
 from tfdist.core.rendezvous.connect import Options, connect
-from tfdist.core.rendezvous.environment import check_working_folder, detect
+from tfdist.core.rendezvous.environment import (
+    Placement,
+    check_working_folder,
+    detect,
+)
 from tfdist.core.rendezvous.mesh_types import Mesh
 from tfdist.core.timeline import recording
 
@@ -117,9 +126,10 @@ def _connect(timeout_s: float | None) -> None:
         placement = detect(os.environ)
         child_processes.refuse_child(os.environ)
         engines.check_unchanged()
+        is_newcomer = renewal.is_newcomer(os.environ) and runtime.state.generation == 0
         runtime.state.generation += 1
         _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
-        if placement.size == 1:
+        if placement.size == 1 or is_newcomer:
             mesh = _single_rank_mesh(runtime.state.generation)
         else:
             child_processes.note_rank(os.environ, placement)
@@ -163,12 +173,13 @@ def _connect(timeout_s: float | None) -> None:
             mesh.address,
         )
         runtime.state.settings = rows
-        runtime.state.topology = mesh.topology
-        failed_rank.begin(mesh.topology.rank)
+        topology = _expected_topology(placement) if is_newcomer else mesh.topology
+        runtime.state.topology = topology
+        failed_rank.begin(topology.rank)
         runtime.state.pid = os.getpid()
         runtime.state.process_sets = []
-        runtime.state.reduces_gradients = False
-        if mesh.topology.size > 1:
+        runtime.state.reduces_gradients = runtime.state.was_restored = False
+        if topology.size > 1:
             runtime.state.resources["deadlock watcher"] = DeadlockWatcher(
                 rows["TFDIST_TIMEOUT_S"]["value"]
             )
@@ -263,6 +274,47 @@ def _single_rank_mesh(generation: int) -> Mesh:
     mesh = Mesh(topology, os.uname().nodename, generation, -1)
     mesh.tuning = settings_check.tuning_of([{"tuning": tuning.record(os.environ)}])
     return mesh
+
+
+def _expected_topology(placement: Placement) -> native.Topology:
+    """Returns the topology that a newcomer of an elastic job shows to its program.
+
+    Until it joins the other ranks, its engine has only one rank. Its program builds and
+    traces everything as one of many ranks, and is not rank 0, which writes files.
+    """
+    return native.Topology(
+        rank=placement.rank,
+        size=placement.size,
+        local_rank=placement.rank
+        if placement.local_rank is None
+        else placement.local_rank,
+        local_size=placement.size,
+        cross_rank=0,
+        cross_size=1,
+        host_of=(0,) * placement.size,
+    )
+
+
+def reconnect(place: renewal.Place, timeout_s: float) -> None:
+    """Leaves the generation that has ended, and connects the ranks of the next one.
+
+    What the core knew of the earlier generation is gone: lists of gradients have to be
+    registered again (`collectives.signature.register_again`).
+
+    Args:
+        place: this process's place in the next generation.
+        timeout_s: seconds to wait for the other ranks.
+
+    Raises:
+        native.CoreError: another rank failed meanwhile, or did not connect in time.
+    """
+    with runtime.lock:
+        reduces_gradients = runtime.state.reduces_gradients
+        shutdown()
+        os.environ.update(place.variables(os.environ))
+        runtime.state.generation = place.generation - 1
+        _connect(timeout_s)
+        runtime.state.reduces_gradients = reduces_gradients  # in traced functions
 
 
 def shutdown() -> None:

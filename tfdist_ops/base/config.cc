@@ -168,6 +168,9 @@ const std::vector<Row>& Table() {
           "TFDIST_SECRET_FILE", nullptr, false,
           "Path of a file of mode 0600 with the secret by which the ranks of a job know each "
           "other."),
+      PythonInt("TFDIST_MEMBER", 0,
+                "Number of this process among all that an elastic job has started; set by "
+                "tfdistrun --min-np (docs/elastic.md)."),
       PythonText("TFDIST_JOB_ID", nullptr, false,
                  "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
       PythonText("TFDIST_ADDRESS", nullptr, false,

@@ -25,7 +25,7 @@ RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_..., which is for settings
 # Variables that launchers set for each process; detect() reads some of them.
 _OF_A_RANK = (
     *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
-    *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),
+    *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID", "TFDIST_MEMBER"),
     "TFDIST_LOG_DIR",  # used by the job of that rank
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),

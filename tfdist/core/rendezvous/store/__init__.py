@@ -10,11 +10,22 @@ from tfdist.core.rendezvous.store.client import (
     StoreClient,
     StoreLostError,
 )
-from tfdist.core.rendezvous.store.keys import SESSION, failure_key
+from tfdist.core.rendezvous.store.keys import (
+    BEGUN,
+    REQUESTS,
+    SESSION,
+    answer_key,
+    begun_key,
+    failure_key,
+    join_key,
+    request_key,
+)
 from tfdist.core.rendezvous.store.membership import Membership
 from tfdist.core.rendezvous.store.server import StoreServer, StoreThread
 
 __all__ = [
+    "BEGUN",
+    "REQUESTS",
     "SESSION",
     "Membership",
     "MissingKeysError",
@@ -22,5 +33,9 @@ __all__ = [
     "StoreLostError",
     "StoreServer",
     "StoreThread",
+    "answer_key",
+    "begun_key",
     "failure_key",
+    "join_key",
+    "request_key",
 ]

@@ -1,5 +1,7 @@
 """Purposes of a connection to the store, and keys shared by server and clients."""
 
+from __future__ import annotations
+
 # Purpose of a connection, claimed in its handshake: requests, or presence of a rank.
 PURPOSE = "store"
 MEMBER = "member"
@@ -10,3 +12,31 @@ SESSION = "session"
 def failure_key(generation: int) -> str:
     """Returns the key for the first failure during the start of a generation."""
     return f"{generation}/failed"
+
+
+# Requests of the members of an elastic job for their place in the next generation.
+REQUESTS = "elastic/request/"
+
+
+def request_key(member: int, number: int) -> str:
+    """Returns the key for a member's request; its requests are numbered from 1."""
+    return f"{REQUESTS}{member}/{number}"
+
+
+def answer_key(member: int, number: int) -> str:
+    """Returns the key for the answer of tfdistrun to a member's request."""
+    return f"elastic/answer/{member}/{number}"
+
+
+def join_key(generation: int) -> str:
+    """Returns the key that is set when newcomers want to join this generation."""
+    return f"elastic/join/{generation}"
+
+
+# Generations whose ranks are connected and have the state of the training.
+BEGUN = "elastic/begun/"
+
+
+def begun_key(generation: int) -> str:
+    """Returns the key that is set when the steps of this generation begin."""
+    return f"{BEGUN}{generation}"

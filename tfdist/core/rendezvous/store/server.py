@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class StoreServer:
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
         self.joined = False  # whether any rank has ever connected
+        # Called with each key that a client sets, and its value.
+        self.on_set: Callable[[str, Any], None] | None = None
         self._job = job
         self._newest_generation = 0
         self._waiting: dict[str, list[_Waiter]] = {}
@@ -136,6 +139,8 @@ class StoreServer:
         operation = request["op"]
         if operation == "set":
             self.set(str(request["key"]), request["value"])
+            if self.on_set is not None:
+                self.on_set(str(request["key"]), request["value"])
             return auth.encode({})
         if operation == "add":
             key = str(request["key"])
@@ -175,7 +180,16 @@ class StoreServer:
 
 
 class StoreThread:
-    """A server on a separate thread, for a process without a loop (tfdistrun)."""
+    """A server on a separate thread, for a process without a loop (tfdistrun).
+
+    Args:
+        secret: the job's secret.
+        host: address on which to listen.
+        job: name of the job; ranks must claim the same name.
+        size: number of ranks that will connect.
+        on_set: function that is called on the server's thread with each key that a
+            rank sets, and its value.
+    """
 
     def __init__(
         self,
@@ -184,11 +198,13 @@ class StoreThread:
         host: str = "127.0.0.1",
         job: str = "",
         size: int = 1,
+        on_set: Callable[[str, Any], None] | None = None,
     ) -> None:
         self._sock = bind(host, 0)
         self._secret = secret
         self._job = job
         self._size = size
+        self._on_set = on_set
         self._loop = asyncio.new_event_loop()
         self._server: StoreServer | None = None
         self._thread = threading.Thread(
@@ -206,6 +222,7 @@ class StoreThread:
 
     def _start(self, ready: threading.Event) -> None:
         self._server = StoreServer(self._sock, self._secret, self._job, self._size)
+        self._server.on_set = self._on_set
         self._server.start()
         ready.set()
 
@@ -213,6 +230,20 @@ class StoreThread:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key, soon; the ranks that wait for it are woken."""
+        if self._server is not None:
+            self._loop.call_soon_threadsafe(self._server.set, key, value)
+
+    def drop(self, prefix: str) -> None:
+        """Removes the keys that start with `prefix`, soon."""
+        self._loop.call_soon_threadsafe(self._drop, prefix)
+
+    def _drop(self, prefix: str) -> None:
+        if self._server is not None:
+            for key in [k for k in self._server.values if k.startswith(prefix)]:
+                del self._server.values[key]
 
     def values(self, prefix: str) -> dict[str, Any]:
         """Returns a copy of the keys that start with `prefix`."""

@@ -1,0 +1,77 @@
+"""How a process of an elastic job goes from one generation to the next."""
+
+import pytest
+
+from tfdist.core import native, runtime, world
+from tfdist.core.generations import Generations
+from tfdist.core.rendezvous import renewal
+
+
+def lost(rank, kind="rank_failed"):
+    """The error of a collective operation of which this rank was lost."""
+    payload = {"kind": kind, "rank": rank, "cause": "killed"}
+    return native.CoreError(native.ABORTED, f"rank {rank} was lost", payload)
+
+
+class Job:
+    """tfdistrun and the other ranks, of which the test decides what they do.
+
+    Attributes:
+        requests: what the process has sent.
+        failures: what its next attempts to connect raise; None: they connect.
+    """
+
+    def __init__(self):
+        self.requests, self.failures = [], []
+        self.generation = 1
+
+    def ask_for_place(self, environ, number, request):
+        self.requests.append(dict(request))
+        self.generation += 1
+        return renewal.Place(generation=self.generation, rank=3, size=4)
+
+    def reconnect(self, place, timeout_s):
+        runtime.state.generation = place.generation
+        if self.failures and (failure := self.failures.pop(0)):
+            raise failure
+
+
+@pytest.fixture
+def job(monkeypatch):
+    made = Job()
+    monkeypatch.setattr(runtime, "state", runtime.State(generation=1))
+    monkeypatch.setattr(renewal, "ask_for_place", made.ask_for_place)
+    monkeypatch.setattr(world, "reconnect", made.reconnect)
+    monkeypatch.setattr(native, "failure", lambda: None)
+    monkeypatch.setattr(Generations, "begin", lambda self: None)
+    monkeypatch.setenv("TFDIST_MEMBER", "9")
+    monkeypatch.setenv("TFDIST_RANK", "3")
+    monkeypatch.setenv("TFDIST_SIZE", "4")
+    return made
+
+
+def test_a_newcomer_that_does_not_connect_asks_as_a_member_from_then_on(job):
+    """tfdistrun has given it a place, and ignores what a newcomer asks for."""
+    job.failures = [lost(0), None]
+    process = Generations()
+    assert process.is_newcomer
+    process.enter_next(-1, "", lambda: None)
+    assert [one["generation"] for one in job.requests] == [0, 2]
+    assert [one["failed"] for one in job.requests] == [[], [0]]
+    assert not process.is_newcomer
+
+
+@pytest.mark.parametrize("kind", ["no_majority", "evicted"])
+def test_tfdistrun_decides_who_goes_on_if_the_ranks_cannot(job, monkeypatch, kind):
+    """One of two ranks is stopped: the other one cannot know whether it is lost."""
+    monkeypatch.setenv("TFDIST_MEMBER", "3")
+    monkeypatch.setattr(native, "failure", lambda: lost(0, kind))
+    Generations().enter_next(5, "", lambda: None)
+    assert [one["failed"] for one in job.requests] == [[]]  # it may live
+
+
+def test_other_errors_of_the_ranks_end_the_program(job, monkeypatch):
+    monkeypatch.setattr(native, "failure", lambda: lost(0, "mismatch"))
+    with pytest.raises(native.CoreError):
+        Generations().enter_next(5, "", lambda: None)
+    assert not job.requests

@@ -1,0 +1,87 @@
+"""Requests of the processes of an elastic job to tfdistrun, over a real store."""
+
+import os
+import threading
+
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import until
+
+from tfdist.core.rendezvous import auth, renewal
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.secret import keep_in_memory
+from tfdist.core.rendezvous.store import StoreThread, answer_key, join_key
+
+JOB = "tfdistrun:1:ab"
+REQUEST = {"generation": 1, "committed": 5, "failed": [], "program": ""}
+
+
+class Launcher:
+    """The store of tfdistrun; the test sends the answers."""
+
+    def __init__(self):
+        secret = auth.new_secret()
+        self.keys = []
+        self.fd, path = keep_in_memory(secret)
+        self.store = StoreThread(
+            secret, job=JOB, size=4, on_set=lambda key, value: self.keys.append(key)
+        )
+        self.store.start()
+        self.environ = {
+            "TFDIST_MEMBER": "2",
+            "TFDIST_RANK": "2",
+            "TFDIST_SIZE": "4",
+            "TFDIST_RENDEZVOUS": self.store.address,
+            "TFDIST_SECRET_FILE": path,
+            "TFDIST_JOB_ID": JOB,
+        }
+
+    def close(self):
+        self.store.close()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def launcher():
+    made = Launcher()
+    yield made
+    made.close()
+
+
+@deadline(30)
+def test_a_request_is_not_limited_by_the_timeout_of_operations(launcher, monkeypatch):
+    """The others may be in a long step, or a replacement may start for long."""
+    monkeypatch.setenv("TFDIST_TIMEOUT_S", "0.1")
+    place = {"generation": 2, "rank": 1, "size": 3}
+    threading.Timer(0.5, launcher.store.set, (answer_key(2, 7), place)).start()
+    found = renewal.ask_for_place(launcher.environ, 7, REQUEST)
+    assert found == renewal.Place(generation=2, rank=1, size=3)
+
+
+@deadline(30)
+def test_a_request_ends_with_an_error_when_tfdistrun_ends(launcher):
+    end = threading.Timer(0.5, launcher.store.close)
+    end.start()
+    with pytest.raises(RendezvousError):
+        renewal.ask_for_place(launcher.environ, 7, REQUEST)
+    end.join()
+
+
+@deadline(30)
+def test_the_notice_comes_after_a_failure_to_connect(launcher, monkeypatch):
+    """On a busy host, a connection can take too long."""
+    monkeypatch.setattr(renewal, "_RETRY_S", 0.01)
+    connect, failures = renewal._connect, [RendezvousError(4, "too late")]
+
+    async def connect_late(environ):
+        if failures:
+            raise failures.pop()
+        return await connect(environ)
+
+    monkeypatch.setattr(renewal, "_connect", connect_late)
+    notice = renewal.JoinNotice(launcher.environ, 3)
+    until(lambda: "elastic/begun/3" in launcher.keys)
+    assert not notice.received
+    launcher.store.set(join_key(3), True)
+    until(lambda: notice.received)
+    notice.close()

@@ -1,0 +1,232 @@
+"""Asks tfdistrun for this process's place in the next generation of an elastic job.
+
+A *generation* is a set of processes that are connected as ranks. In an elastic job
+(`tfdistrun --min-np`), the surviving ranks of a generation that has ended ask for their
+places in the next one, and so does a process that was started to replace a lost rank.
+tfdistrun answers when it knows which processes are left
+(`tfdist.launch.membership`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tfdist.core.rendezvous.address import split_address
+from tfdist.core.rendezvous.environment import detect
+from tfdist.core.rendezvous.errors import RendezvousError, invalid, rank_failed
+from tfdist.core.rendezvous.secret import read_secret_file
+from tfdist.core.rendezvous.store import (
+    MissingKeysError,
+    StoreClient,
+    answer_key,
+    begun_key,
+    join_key,
+    request_key,
+)
+
+_log = logging.getLogger("tfdist")
+MEMBER = "TFDIST_MEMBER"
+_CONNECT_S = 10.0
+_CLOSE_S = 2.0
+_FOREVER_S = 86400.0
+_RETRY_S = 1.0
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of a process in a generation.
+
+    Attributes:
+        generation: number of the generation.
+        rank: rank of this process in it.
+        size: number of its ranks.
+    """
+
+    generation: int
+    rank: int
+    size: int
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the launcher's variables for this place, on a single host.
+
+        Args:
+            environ: current variables. Horovod's names are included if they are set.
+
+        Example:
+            >>> from tfdist.core.rendezvous.renewal import Place
+            >>> place = Place(generation=2, rank=0, size=3)
+            >>> found = place.variables({"HOROVOD_RANK": "1"})
+            >>> found["TFDIST_SIZE"], found["HOROVOD_RANK"], "HOROVOD_SIZE" in found
+            ('3', '0', False)
+        """
+        values = {
+            "RANK": str(self.rank),
+            "SIZE": str(self.size),
+            "LOCAL_RANK": str(self.rank),
+            "LOCAL_SIZE": str(self.size),
+            "CROSS_RANK": "0",
+            "CROSS_SIZE": "1",
+        }
+        own = {f"TFDIST_{name}": value for name, value in values.items()}
+        of_horovod = {f"HOROVOD_{name}": value for name, value in values.items()}
+        return own | {k: v for k, v in of_horovod.items() if k in environ}
+
+
+def member_of(environ: Mapping[str, str]) -> int | None:
+    """Returns the number of this process in its elastic job; None: in no such job."""
+    text = environ.get(MEMBER, "")
+    return int(text) if text.isdecimal() else None
+
+
+def is_newcomer(environ: Mapping[str, str]) -> bool:
+    """Returns whether this process was started to replace a rank, and has no place yet.
+
+    Example:
+        >>> from tfdist.core.rendezvous.renewal import is_newcomer
+        >>> place = {"TFDIST_RANK": "2", "TFDIST_SIZE": "3"}
+        >>> is_newcomer({**place, "TFDIST_MEMBER": "3"})
+        True
+    """
+    member = member_of(environ)
+    return member is not None and member >= detect(environ).size
+
+
+def ask_for_place(
+    environ: Mapping[str, str],
+    number: int,
+    request: Mapping[str, Any],
+) -> Place:
+    """Sends a request to tfdistrun, and waits for the answer as long as tfdistrun runs.
+
+    tfdistrun answers a member when all others have asked or ended, and a newcomer when
+    the current step ends on rank 0, which may take long. It has limits for both: it
+    kills members that do not ask, and replacements that do not become ready.
+
+    Args:
+        environ: variables of the launcher.
+        number: number of this process's requests so far, this one included.
+        request: fields of `tfdist.launch.membership.Request`, without the member.
+
+    Raises:
+        RendezvousError: tfdistrun refused the request, and its message says why; or it
+            has ended.
+    """
+    member = member_of(environ)
+    key = answer_key(member or 0, number)
+
+    async def exchange() -> dict[str, Any]:
+        store = await _connect(environ)
+        try:
+            own = request_key(member or 0, number)
+            await store.set(own, {**request, "member": member})
+            [answer] = await store.wait([key], _FOREVER_S)
+            return dict(answer)
+        finally:
+            store.close()
+
+    answer = _run_in_thread(exchange)
+    if reason := answer.get("refused"):
+        raise rank_failed(str(reason))
+    return Place(**{name: int(answer[name]) for name in ("generation", "rank", "size")})
+
+
+class JoinNotice:
+    """Waits, on a thread, for tfdistrun's notice that newcomers are ready to join.
+
+    First it notifies tfdistrun that the steps of the current generation begin.
+
+    Args:
+        environ: variables of the launcher.
+        generation: number of the current generation.
+    """
+
+    def __init__(self, environ: Mapping[str, str], generation: int) -> None:
+        self._received = False
+        self._environ = dict(environ)
+        self._generation = generation
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self._wait())
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-join-notice", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def received(self) -> bool:
+        """Whether newcomers are ready."""
+        return self._received
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(asyncio.gather(self._task))
+        except asyncio.CancelledError:
+            pass  # close() was called
+        finally:
+            self._loop.close()
+
+    async def _wait(self) -> None:
+        while not self._received:
+            try:
+                await self._wait_once()
+            except MissingKeysError:
+                continue  # a generation of more than a day
+            except RendezvousError as error:  # for example, a busy host
+                _log.debug("no connection to tfdistrun: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _wait_once(self) -> None:
+        store = await _connect(self._environ)
+        try:
+            await store.set(begun_key(self._generation), True)
+            await store.wait([join_key(self._generation)], _FOREVER_S)
+            self._received = True
+        finally:
+            store.close()
+
+
+async def _connect(environ: Mapping[str, str]) -> StoreClient:
+    placement = detect(environ)
+    if not placement.launcher_runs_store or placement.rendezvous is None:
+        raise invalid(
+            "an elastic job needs tfdistrun's TFDIST_RENDEZVOUS; pass it on to the rank"
+        )
+    return await StoreClient.connect(
+        split_address(placement.rendezvous),
+        read_secret_file(environ.get("TFDIST_SECRET_FILE", "")),
+        deadline=time.monotonic() + _CONNECT_S,
+        job=placement.job or "",
+    )
+
+
+def _run_in_thread(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Runs a coroutine on a thread: the caller may be inside a running loop."""
+    result: list[_Result] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(asyncio.run(work()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="tfdist-renewal", daemon=True)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
