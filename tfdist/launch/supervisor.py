@@ -10,13 +10,13 @@ import enum
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfdist.core.rendezvous.errors import numbers
 from tfdist.launch import agent_protocol, processes
-from tfdist.launch.failure_summary import RankEnd
+from tfdist.launch.failure_summary import RankEnd, describe_code
 from tfdist.launch.output import (
     RankOutput,
     Screen,
@@ -32,9 +32,10 @@ from tfdist.launch.rank_loop import (
     TERM_S,
     RankLoop,
 )
-from tfdist.launch.signals import PASSED_ON, Signals
+from tfdist.launch.signals import PASSED_ON, Signals, signal_group
 
 if TYPE_CHECKING:
+    from tfdist.launch.elastic import ElasticJob
     from tfdist.launch.remote import End, RemoteHost
 
 _SAVING_STEP_S = 1.0  # between two checks whether a host is still saving
@@ -55,7 +56,8 @@ class Outcome:
     """How the job ended.
 
     Attributes:
-        ends: one entry per rank, in the order of their ends.
+        ends: one entry per rank, in the order of their ends. Of an elastic job,
+            without the ranks that were lost before the last generation was formed.
         signal: the first signal that this process received; None for none.
         joined: whether a rank has called `tfdist.init()`.
         memory_bytes: peak memory of a rank's process.
@@ -77,6 +79,8 @@ class Supervisor:
         told: function that returns the ranks' reports: rank → report.
         stdout, stderr: this process's streams. If their reader pauses, the ranks wait;
             if it closes them, the job ends.
+        elastic: decides what happens when a rank is lost; None: the job ends. The
+            numbers of its members are then used as the numbers of the ranks.
     """
 
     def __init__(
@@ -88,7 +92,9 @@ class Supervisor:
         told: Callable[[], dict[int, dict[str, Any]]],
         stdout: Screen,
         stderr: Screen,
+        elastic: ElasticJob | None = None,
     ) -> None:
+        self._elastic = elastic
         self._loop = RankLoop(
             on_exit=lambda rank, code: self._ended(rank, code, time.monotonic()),
             writers=lambda: {r.stdin: r.write for r in self._remotes if r.wants_write},
@@ -105,6 +111,8 @@ class Supervisor:
         self._mergers: dict[tuple[int, bytes], StreamMerger] = {}
         self._outputs: dict[int, RankOutput] = {}
         self._running: set[int] = set()
+        self._killed: set[int] = set()  # by order of `elastic`
+        self._ends: list[tuple[RankEnd, RankOutput]] = []
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
         self._periodic_at_s = time.monotonic() + REAP_EVERY_S
@@ -115,22 +123,59 @@ class Supervisor:
         output: RankOutput,
         stdout: StreamMerger,
         stderr: StreamMerger,
+        *,
+        member: int | None = None,
         **options: Any,
-    ) -> None:
+    ) -> int:
         """Starts a rank of this host, and watches it.
 
         Args:
             output: output of the rank; `rank` is its number.
             stdout: receives the rank's standard output.
             stderr: receives the rank's standard error.
+            member: number of a replacement in an elastic job; None: the rank.
             options: further arguments of `RankLoop.start`.
+
+        Returns:
+            The process id.
 
         Raises:
             OSError: no process or descriptor is available.
         """
-        self._loop.start(output.rank, stdout, stderr, **options)
-        self._outputs[output.rank] = output
-        self._running.add(output.rank)
+        number = output.rank if member is None else member
+        self._loop.start(number, stdout, stderr, **options)
+        self._outputs[number] = output
+        self._running.add(number)
+        pid = self._loop.running[number].process.pid
+        if self._elastic is not None and member is None:
+            self._elastic.started(number, pid)
+        return pid
+
+    # ---- for `elastic` ----
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Ranks, or members of an elastic job, that have not ended."""
+        return frozenset(self._running)
+
+    def kill(self, member: int) -> None:
+        """Kills a member of an elastic job, if it still runs."""
+        if member in self._loop.running:
+            self._killed.add(member)
+            signal_group(self._loop.running[member].process.pid, signal.SIGKILL)
+
+    def formed(self, ranks: Mapping[int, int]) -> None:
+        """Gives the members of a new generation their ranks; forgets lost ranks."""
+        for member, rank in ranks.items():
+            self._outputs[member].rank = rank
+        self._ends = [(end, output) for end, output in self._ends if end.code == 0]
+
+    def end_job(self) -> None:
+        """Ends the ranks after the time that they have after a failure."""
+        if self._phase is _Phase.RUNNING:
+            self._enter(_Phase.GRACE, self._grace_s)
+
+    # ---- other hosts ----
 
     def add_remote(self, remote: RemoteHost) -> None:
         """Watches one more host; call `add_remote_rank` for its ranks before."""
@@ -158,6 +203,8 @@ class Supervisor:
         """Watches until the end."""
         loop = self._loop
         loop.watch(signals, lambda: self._on_signals(signals.take()))
+        if self._elastic is not None:
+            loop.watch(self._elastic.wake_fd, self._poll_elastic)
         while self._running or self._children_go_on():
             pause_s = REAP_EVERY_S if self._running else CHILDREN_STEP_S
             loop.step(min(self._phase_ends_s, time.monotonic() + pause_s))
@@ -201,6 +248,7 @@ class Supervisor:
         if time.monotonic() < self._periodic_at_s:
             return
         self._loop.reap()
+        self._poll_elastic()
         for remote in self._remotes:
             if self._loop.paused:
                 remote.heard()  # its messages are not read while paused
@@ -210,21 +258,32 @@ class Supervisor:
     def _ended(self, rank: int, code: int, time_s: float, lost: str = "") -> None:
         self._running.discard(rank)
         remote = self._host_of.get(rank)
+        output = self._outputs[rank]
         end = RankEnd(
-            rank=rank,
+            rank=output.rank,
             code=code,
             time_s=time_s,
             # A lost host receives no signals, so this process has not ended its ranks.
             ended_by_us=not lost
-            and self._phase in (_Phase.TERMINATING, _Phase.KILLING),
+            and (
+                self._phase in (_Phase.TERMINATING, _Phase.KILLING)
+                or rank in self._killed
+            ),
             lost=lost,
             host=remote.host.name if remote else socket.gethostname(),
         )
-        self._outcome.ends.append(end)
-        if end.code != 0 and self._phase is _Phase.RUNNING:
+        self._ends.append((end, output))
+        if self._phase is not _Phase.RUNNING:
+            return
+        if self._elastic is not None:
+            how = describe_code(code)
+            self._elastic.ended(rank, how, failed=code != 0)
+        elif end.code != 0:
             self._enter(_Phase.GRACE, self._grace_s)
 
-    # ---- other hosts ----
+    def _poll_elastic(self) -> None:
+        if self._elastic is not None and self._phase is _Phase.RUNNING:
+            self._elastic.poll()
 
     def _on_remote(self, remote: RemoteHost) -> None:
         if remote.state == "closed":
@@ -346,13 +405,16 @@ class Supervisor:
 
     def _add_reports(self) -> None:
         told = self._told()
-        for end in self._outcome.ends:
+        if self._elastic is not None and self._elastic.finished:
+            # Replacements that were lost before they joined did not matter.
+            self._ends = [one for one in self._ends if one[0].code == 0]
+        for end, output in self._ends:
+            self._outcome.ends.append(end)
             end.told = told.get(end.rank, {})
             remote = self._host_of.get(end.rank)
             if remote and "time_s" in end.told:  # by that host's clock
                 time_s = float(end.told["time_s"]) + remote.clock_s
                 end.told = {**end.told, "time_s": time_s}
-            output = self._outputs[end.rank]
             end.tail = list(output.tail)
             end.tail_is_shown = output.tail_is_shown(self._stderr)
             if full := end.told.get("traceback"):

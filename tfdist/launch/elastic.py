@@ -1,0 +1,260 @@
+"""Keeps an elastic job running: carries out what `membership` decides.
+
+Ranks ask for their places through the store (`tfdist.core.rendezvous.renewal`). This
+module passes their requests and the ends of their processes to `Membership`, and then
+answers, starts replacements and kills processes that must not go on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import psutil
+
+from tfdist.core.rendezvous.failure_report import PREFIX as REPORTS
+from tfdist.core.rendezvous.store import (
+    BEGUN,
+    REQUESTS,
+    StoreThread,
+    answer_key,
+    begun_key,
+    failure_key,
+    join_key,
+)
+from tfdist.launch.membership import START_FAILURES, Membership
+from tfdist.launch.membership_actions import (
+    Action,
+    Announce,
+    Answer,
+    Fail,
+    Kill,
+    Refuse,
+    Request,
+    Start,
+    Stop,
+)
+from tfdist.launch.output import complain
+
+
+class Processes(Protocol):
+    """Starts and kills the processes of the members of an elastic job."""
+
+    def start(self, member: int) -> int | None:
+        """Starts a member; returns its process id, or None if that failed."""
+
+    def kill(self, member: int) -> None:
+        """Kills a member's process, if it still runs."""
+
+    def formed(self, ranks: Mapping[int, int]) -> None:
+        """Notes the members of a new generation, and their ranks."""
+
+    def end_job(self) -> None:
+        """Ends all ranks soon."""
+
+
+class Receiver:
+    """Takes messages on the store's thread, for the thread of the supervisor."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def put(self, key: str, value: Any) -> None:
+        """Is called on the store's thread with each key that a rank sets."""
+        if key.startswith((REQUESTS, BEGUN)):
+            self._queue.put((key, value))
+            os.eventfd_write(self.fd, 1)
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Returns the messages that have come, in order: requests, and beginnings."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+        found = []
+        while not self._queue.empty():
+            found.append(self._queue.get_nowait())
+        return found
+
+    def close(self) -> None:
+        """Closes the descriptor; the store must not call `put` any more."""
+        os.close(self.fd)
+
+
+class ElasticJob:
+    """The members of one elastic job.
+
+    Args:
+        membership: decides who belongs to the job.
+        store: store of the job.
+        receiver: receives the requests of the members from the store.
+    """
+
+    def __init__(
+        self, membership: Membership, store: StoreThread, receiver: Receiver
+    ) -> None:
+        self._membership = membership
+        self._store = store
+        self._receiver = receiver
+        self._numbers: dict[int, int] = {}  # member → number of its latest request
+        self._pids: dict[int, int] = {}
+        self._processes: Processes | None = None
+        self._has_begun = False
+        self._stopped = False
+        self._is_connecting = False  # whether the newest generation has not begun
+
+    @property
+    def wake_fd(self) -> int:
+        """Becomes readable when there are messages."""
+        return self._receiver.fd
+
+    @property
+    def finished(self) -> bool:
+        """Whether all members of the last generation have ended with exit code 0."""
+        return self._membership.finished
+
+    def attach(self, processes: Processes) -> None:
+        """Sets who starts and kills the processes; call it before anything else."""
+        self._processes = processes
+
+    def begin(self) -> None:
+        """Starts the spares; call it when the ranks have been started."""
+        self._carry_out(self._membership.begin(time.monotonic()))
+        self._has_begun = True
+
+    def started(self, member: int, pid: int) -> None:
+        """Notes the process of a member."""
+        self._pids[member] = pid
+
+    def ended(self, member: int, how: str, *, failed: bool) -> None:
+        """Handles the end of a member's process.
+
+        Args:
+            member: number of the member.
+            how: description for the message, such as "killed by SIGKILL".
+            failed: whether its exit code was not 0.
+        """
+        rank = self._membership.ranks.get(member)
+        who = self._name_of(member)
+        self._pids.pop(member, 0)
+        actions = self._membership.ended(member, failed=failed, now_s=time.monotonic())
+        if failed and not (self._stopped or self.finished):
+            complain(f"{who} was lost: {how}")
+            if rank is None and self._membership.start_failures == START_FAILURES:
+                complain(
+                    "no more replacements are started, because the last "
+                    f"{START_FAILURES} ended before they were ready to join"
+                )
+        self._carry_out(actions)
+
+    def _name_of(self, member: int) -> str:
+        """Returns the name of a member in messages, with its process id."""
+        rank = self._membership.ranks.get(member)
+        name = f"replacement {member}" if rank is None else f"rank {rank}"
+        pid = self._pids.get(member)
+        return name if pid is None else f"{name} (process {pid})"
+
+    def poll(self) -> None:
+        """Handles messages, and what has to be done by now."""
+        for key, value in self._receiver.take():
+            if key.startswith(REQUESTS):
+                self._request(key, value)
+            elif key == begun_key(self._membership.generation):
+                self._is_connecting = False
+        now_s = time.monotonic()
+        for member in self._membership.live:
+            if _is_stopped(self._pids.get(member)):
+                self._carry_out(self._on_stopped(member, now_s))
+        self._carry_out(self._membership.poll(now_s))
+
+    def _on_stopped(self, member: int, now_s: float) -> list[Action]:
+        actions = self._membership.stopped(member, now_s)
+        # The other members do not notice it by themselves before they are connected.
+        if not actions and self._is_connecting and member in self._membership.ranks:
+            reason = "its process is stopped, and the other members connect to it"
+            return [Kill(member, reason)]
+        return actions
+
+    def _request(self, key: str, value: Any) -> None:
+        try:
+            member, number = (int(part) for part in key[len(REQUESTS) :].split("/"))
+            request = Request(
+                member=member,
+                generation=int(value["generation"]),
+                committed=int(value["committed"]),
+                failed=tuple(int(rank) for rank in value["failed"]),
+                program=str(value["program"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return  # not from a member of this version
+        self._numbers[member] = number
+        self._carry_out(self._membership.request(request, time.monotonic()))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        assert self._processes is not None  # noqa: S101 - attach() was called
+        if ranks := {
+            one.member: one.rank for one in actions if isinstance(one, Answer)
+        }:
+            self._store.drop(REPORTS)  # of ranks that were lost
+            self._is_connecting = True
+            self._processes.formed(ranks)
+            plural = "s" if len(ranks) > 1 else ""
+            complain(
+                f"the job goes on with {len(ranks)} rank{plural} after commit "
+                f"{self._membership.committed}"
+            )
+        for action in actions:
+            self._carry_out_one(action, self._processes)
+
+    def _carry_out_one(self, action: Action, processes: Processes) -> None:
+        match action:
+            case Start(member):
+                kind = "replacement" if self._has_begun else "spare"
+                pid = processes.start(member)
+                complain(f"{kind} {member} (process {pid or '-'}) is started")
+                if pid is None:
+                    failed = self._membership.ended(
+                        member, failed=True, now_s=time.monotonic()
+                    )
+                    self._carry_out(failed)
+                else:
+                    self.started(member, pid)
+            case Kill(member, reason):
+                if not self._membership.finished:
+                    complain(f"{self._name_of(member)} is killed: {reason}")
+                processes.kill(member)
+            case Answer(member, generation, rank, size):
+                place = {"generation": generation, "rank": rank, "size": size}
+                self._store.set(answer_key(member, self._numbers[member]), place)
+            case Refuse(member, reason):
+                key = answer_key(member, self._numbers[member])
+                self._store.set(key, {"refused": reason})
+            case Announce(generation):
+                self._store.set(join_key(generation), True)
+            case Fail(generation, member, rank):
+                self._store.set(
+                    failure_key(generation),
+                    {
+                        "rank": rank,
+                        "host": os.uname().nodename,
+                        "pid": self._pids.get(member, 0),
+                        "cause": "its process ended",
+                    },
+                )
+            case Stop(reason):
+                self._stopped = True
+                complain(f"the job ends: {reason}")
+                processes.end_job()
+
+
+def _is_stopped(pid: int | None) -> bool:
+    if pid is None:
+        return False
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False

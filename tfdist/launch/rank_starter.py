@@ -1,0 +1,131 @@
+"""Starts the processes of a job: its ranks, and the replacements of an elastic job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tfdist.core.rendezvous import renewal
+from tfdist.launch import output, processes
+from tfdist.launch.output import complain
+
+if TYPE_CHECKING:
+    from tfdist.launch.job import Job
+    from tfdist.launch.supervisor import Supervisor
+
+
+class RankStarter:
+    """Starts the ranks of a job, and the replacements of an elastic job.
+
+    Args:
+        job: the job.
+        supervisor: watches the ranks.
+        address: address of the store.
+        secret_path: file with the secret of the job.
+        stack: closes the log files.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        supervisor: Supervisor,
+        address: str,
+        secret_path: str,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self._job = job
+        self._supervisor = supervisor
+        self._stack = stack
+        self._slots: dict[int, int] = {}  # member → rank whose processors it uses
+        self._common = {
+            "TFDIST_RENDEZVOUS": address,
+            "TFDIST_SECRET_FILE": secret_path,
+            "TFDIST_JOB_ID": job.name,
+            processes.JOB_TAG_VARIABLE: job.name,
+        }
+
+    def start_all(self) -> None:
+        """Starts the ranks of this host, and lets the agents start those of others."""
+        job = self._job
+        outputs = {
+            place.rank: job.output_of(place.rank, self._log(f"rank-{place.rank}.log"))
+            for place in job.plan.places
+        }
+        for one in job.remotes:
+            for rank in one.ranks:
+                own = outputs[rank]
+                self._supervisor.add_remote_rank(one, own, *job.streams.mergers(own))
+            self._supervisor.add_remote(one)
+            one.go()
+        for place in job.plan.local:
+            self._start(outputs[place.rank], job.variables_of(place), place.rank)
+            self._slots[place.rank] = place.rank
+
+    def _log(self, name: str) -> Any:
+        log = open(self._job.folder / name, "ab", buffering=0)
+        return self._stack.enter_context(log)
+
+    def _start(
+        self,
+        own: output.RankOutput,
+        variables: Mapping[str, str],
+        slot: int,
+        member: int | None = None,
+    ) -> int:
+        """Starts a process on the processors of the rank `slot`."""
+        job = self._job
+        environ = {
+            # Otherwise the last lines of a killed rank are lost.
+            "PYTHONUNBUFFERED": "1",
+            **os.environ,
+            **self._common,
+            **variables,
+        }
+        binds = job.options.bind_to != "none"
+        return self._supervisor.start(
+            own,
+            *job.streams.mergers(own),
+            member=member,
+            command=job.options.command,
+            environ=environ,
+            terminal_columns=job.streams.terminal_columns(own),
+            processors=job.bound[slot] if binds else None,
+        )
+
+    # ---- of an elastic job ----
+
+    def start(self, member: int) -> int | None:
+        """Starts a replacement; returns its process id, or None if that failed."""
+        places = self._job.plan.local
+        used = {
+            self._slots[one] for one in self._supervisor.running & self._slots.keys()
+        }
+        place = next((one for one in places if one.rank not in used), places[-1])
+        # Not as rank 0, which writes files, before it has joined. `local_rank` is that
+        # of the lost rank, which may choose the device.
+        rank = place.rank or places[-1].rank
+        variables = self._job.variables_of(replace(place, rank=rank))
+        variables[renewal.MEMBER] = str(member)
+        try:
+            own = self._job.output_of(rank, self._log(f"replacement-{member}.log"))
+            pid = self._start(own, variables, place.rank, member)
+        except OSError as error:
+            complain(f"replacement {member} cannot be started: {error}")
+            return None
+        self._slots[member] = place.rank
+        return pid
+
+    def kill(self, member: int) -> None:
+        """Kills a member's process, if it still runs."""
+        self._supervisor.kill(member)
+
+    def formed(self, ranks: Mapping[int, int]) -> None:
+        """Notes the members of a new generation, and their ranks."""
+        self._supervisor.formed(ranks)
+
+    def end_job(self) -> None:
+        """Ends all ranks soon."""
+        self._supervisor.end_job()
