@@ -35,6 +35,7 @@ def _unset(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 @deadline(130)
 def test_results_that_come_and_go_cost_no_pages_under_any_launcher(tmp_path):
     unset = ["env", *(f"--unset={name}" for name in NAMES)]

@@ -145,6 +145,7 @@ def ask(job, claimed):
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_strangers_at_a_reader_are_refused_and_do_no_harm():
     random.seed(1)
     found = run_ranks(with_strangers, 2)

@@ -162,10 +162,11 @@ def assert_close(found, expected, what):
 
 
 def cells():
-    """All but the longest on 3 ranks, without and with a mask on 2; others are slow."""
+    """Three models on 3 ranks, without and with a mask on 2; others are slow."""
     for name in MODELS:
         for size in BATCHES:
-            usual = name in ("dense", "sequence") if size == 2 else name != "dense"
+            short = ("dense", "branches") if size == 3 else ("dense", "sequence")
+            usual = (name in short) == (size == 2)
             marks = [] if usual else [pytest.mark.slow]
             yield pytest.param(name, size, marks=marks)
 

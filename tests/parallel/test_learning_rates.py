@@ -82,7 +82,7 @@ RESUMED = {
 
 
 # The others are slow.
-USUAL = ["within", "right after", "executions of three", "schedule within"]
+USUAL = ["right after", "schedule within"]
 
 
 def resumed(names):
