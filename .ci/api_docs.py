@@ -19,6 +19,7 @@ MODULES = {
     "tfdist": "Start and end, collective operations, the optimizer and the tape.",
     "tfdist.callbacks": "Callbacks for `model.fit`, to be given to all ranks.",
     "tfdist.data": "Each rank's share of the data.",
+    "tfdist.elastic": "Training loops that go on when a rank is lost.",
     "tfdist.layers": "Batch normalization and random numbers over all ranks.",
     "tfdist.optimizers": "Optimizers and rates for large batches.",
     "tfdist.errors": "What goes wrong, as exceptions.",

@@ -68,13 +68,13 @@ _PUBLIC = {
         "NotInitializedError",
     ),
 }
-_SUBMODULES = ("callbacks", "data", "errors", "layers", "optimizers")
+_SUBMODULES = ("callbacks", "data", "elastic", "errors", "layers", "optimizers")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted(["__version__", *_HOME, *_SUBMODULES])
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, data, errors, layers, optimizers
+    from tfdist import callbacks, data, elastic, errors, layers, optimizers
     from tfdist.collectives import (
         ReduceOp,
         allgather,

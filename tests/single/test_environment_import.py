@@ -67,7 +67,7 @@ def test_public_names_are_exactly_these():
         broadcast_variables broadcast_object allgather_object ReduceOp
         DistributedGradientTape DistributedOptimizer MismatchError RankFailedError
         EvictedError ThreadError TimeoutError NotInitializedError
-        pin_gpu callbacks data errors layers optimizers __version__
+        pin_gpu callbacks data elastic errors layers optimizers __version__
         reduce reduce_scatter gather scatter alltoall send recv
         ProcessSet add_process_set remove_process_set process_sets
         join evaluate predict restore

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.data import epoch_order, positions
+from tfdist.data import epoch_order, positions, samples_of_step
 
 WORD = 1 << 64
 GOLDEN = [4, 2, 0, 6, 1, 5, 9, 8, 7, 3]
@@ -139,3 +139,43 @@ def test_numbers_may_come_from_numpy():
     one = np.int64(1)
     expected = epoch_order(4, seed=1, epoch=1)
     assert np.array_equal(epoch_order(np.int32(4), seed=one, epoch=one), expected)
+
+
+@pytest.mark.parametrize("step", [0, 7, 8, 23])
+def test_samples_of_a_step_are_those_of_positions(step):
+    epoch, of_epoch = divmod(step, 8)  # 101 // 12 steps in an epoch
+    expected = positions(
+        101, global_batch=12, seed=5, epoch=epoch, first_step=of_epoch, rank=0, size=1
+    )[0]
+    for size in (1, 3, 5, 12):
+        parts = [
+            samples_of_step(
+                101, global_batch=12, seed=5, step=step, rank=rank, size=size
+            )
+            for rank in range(size)
+        ]
+        assert np.array_equal(np.concatenate(parts), expected)
+        lengths = [len(part) for part in parts]
+        assert max(lengths) - min(lengths) <= 1
+        assert lengths == sorted(lengths, reverse=True)
+
+
+def test_samples_of_a_step_are_those_of_the_rank_in_the_world():
+    tfdist.init()
+    own = samples_of_step(10, global_batch=4, seed=3, step=1)
+    assert np.array_equal(own, epoch_order(10, seed=3, epoch=0)[4:8])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"global_batch": 2}, "global_batch of 3 .the number of ranks. to 101"),
+        ({"global_batch": 102}, "global_batch of 3 .*to 101 .*got 102"),
+        ({"step": -1}, "Expected step of 0.*got -1"),
+        ({"rank": 3}, "rank of 0..2, got 3"),
+    ],
+)
+def test_a_step_needs_a_sample_for_each_rank(changes, words):
+    arguments = {"global_batch": 12, "seed": 0, "step": 0, "rank": 0, "size": 3}
+    with pytest.raises(ValueError, match=words):
+        samples_of_step(101, **(arguments | changes))

@@ -40,7 +40,7 @@ FLOORS = (
     ("consistency",),
     ("gradients", "data", "tools"),
     ("layers",),
-    ("training",),
+    ("elastic", "training"),
     ("callbacks",),
     ("horovod",),
 )

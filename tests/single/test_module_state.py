@@ -17,6 +17,7 @@ STATE = {
     "core/world.py": {"_program"},
     "core/failed_rank.py": {"_state"},
     "core/deadlock/watcher.py": {"callers"},
+    "elastic/state.py": {"_program"},
     "launch/processes.py": {"_strangers"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
@@ -43,6 +44,7 @@ STATE = {
     "training/loss_scale.py": {"_scaling", "_warned", "_called_scale_loss"},
     # Horovod's interface is one of functions: its state is that of its modules.
     "horovod/_unreduced.py": {"_inside"},
+    "horovod/_elastic_loop.py": {"_state"},
     "horovod/_gradient_origin.py": {
         *("_local_tensors", "_local_names", "_trained_in_subsets"),
     },

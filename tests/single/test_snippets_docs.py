@@ -88,3 +88,19 @@ def test_the_lines_about_batch_normalisation_run(tmp_path, monkeypatch):
     run_page("batch-normalization.md", names)
     assert tfdist.layers.is_synchronized(small.layers[0])
     assert (tmp_path / "best.keras").is_file()
+
+
+def test_the_lines_about_elastic_training_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = started()
+    names["x"] = np.random.rand(100, 3).astype("float32")
+    names["y"] = np.random.randint(2, size=(100, 1))
+    names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
+    names["optimizer"] = keras.optimizers.SGD(0.1)
+    names["batch_of"] = lambda batch, rank, size: (names["x"][:8], names["y"][:8])
+    assert len(blocks_of("elastic.md")) == 2
+    run_page("elastic.md", names)
+    assert int(names["optimizer"].iterations) == 200 + 1000
+    assert names["state"].batch == 1000
+    saved = sorted(path.name for path in tmp_path.glob("*.keras"))
+    assert saved == ["step-100.keras", "step-200.keras"]

@@ -6,7 +6,7 @@ Example:
     >>> batches = tfdist.data.shard(np.arange(10), batch_size=4, shuffle=True)
 """
 
-from tfdist.data._epoch_order import epoch_order, positions
+from tfdist.data._epoch_order import epoch_order, positions, samples_of_step
 from tfdist.data._records import Records
 from tfdist.data._scatter import scatter
 from tfdist.data._shard import batch_sizes, seed, shard
@@ -16,6 +16,7 @@ __all__ = [
     "batch_sizes",
     "epoch_order",
     "positions",
+    "samples_of_step",
     "scatter",
     "seed",
     "shard",

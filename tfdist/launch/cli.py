@@ -24,6 +24,7 @@ from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
 from tfdist.launch.options import (
     chosen_hosts,
+    elastic_error,
     parser,
     signal_grace_s,
     without_effect,
@@ -203,6 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     plan = _plan(options)
     os.environ.update(options.env)  # first, because PATH determines the command
+    if wrong := elastic_error(options, has_remote_hosts=bool(plan.remote)):
+        complain(wrong)
+        return _USAGE_ERROR
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tfdist.core import allocator
-from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous import auth, renewal
 from tfdist.core.rendezvous.address import own_address, route_to
 from tfdist.core.rendezvous.environment import LAUNCHER_JOB
 from tfdist.core.rendezvous.errors import invalid
@@ -23,10 +23,13 @@ from tfdist.core.rendezvous.failure_report import PREFIX
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreThread
 from tfdist.launch import binding, output, processes, remote
+from tfdist.launch.elastic import ElasticJob, Receiver
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
-from tfdist.launch.options import host_timeout_s, ssh_command
+from tfdist.launch.membership import Membership
+from tfdist.launch.options import DEFAULT_RESTARTS, host_timeout_s, ssh_command
 from tfdist.launch.output import complain
+from tfdist.launch.rank_starter import RankStarter
 from tfdist.launch.signals import Signals
 from tfdist.launch.supervisor import Outcome, Supervisor
 
@@ -233,6 +236,7 @@ class Job:
         self.name = f"{LAUNCHER_JOB}{os.getpid()}:{secrets.token_hex(8)}"
         self.secret = auth.new_secret()
         self.streams = _Streams.own()
+        self.receiver = Receiver() if options.min_size is not None else None
         self.remotes: list[remote.RemoteHost] = []
 
     def run(self) -> Outcome:
@@ -253,6 +257,7 @@ class Job:
                 if number is not None:
                     return Outcome(signal=number)
                 self._tell_bindings()
+                elastic = self._elastic(store)
                 supervisor = Supervisor(
                     guard=guard,
                     grace_s=self.options.grace_s,
@@ -260,8 +265,14 @@ class Job:
                     told=lambda: _told(store),
                     stdout=self.streams.stdout,
                     stderr=self.streams.stderr,
+                    elastic=elastic,
                 )
-                self._start(supervisor, store.address, path, stack)
+                ranks = RankStarter(self, supervisor, store.address, path, stack)
+                if elastic is not None:
+                    elastic.attach(ranks)
+                ranks.start_all()
+                if elastic is not None:
+                    elastic.begin()
                 outcome = supervisor.run(signals)
                 outcome.joined = store.joined
                 used = [one.memory_bytes for one in self.remotes]
@@ -285,14 +296,34 @@ class Job:
         fd, path = keep_in_memory(self.secret)
         try:
             size = len(self.plan.places)
-            store = StoreThread(self.secret, host=host, job=self.name, size=size)
+            store = StoreThread(
+                self.secret,
+                host=host,
+                job=self.name,
+                size=size,
+                on_set=self.receiver.put if self.receiver else None,
+            )
             store.start()
             try:
                 yield store, path
             finally:
                 store.close()
+                if self.receiver is not None:
+                    self.receiver.close()
         finally:
             os.close(fd)
+
+    def _elastic(self, store: StoreThread) -> ElasticJob | None:
+        if self.receiver is None:
+            return None
+        chosen = self.options.max_restarts
+        membership = Membership(
+            len(self.plan.places),
+            min_size=self.options.min_size,
+            max_restarts=DEFAULT_RESTARTS if chosen is None else chosen,
+            spares=self.options.spares or 0,
+        )
+        return ElasticJob(membership, store, self.receiver)
 
     # ---- other hosts ----
 
@@ -358,9 +389,9 @@ class Job:
             "ranks": [
                 {
                     "rank": place.rank,
-                    "variables": self._variables(place),
+                    "variables": self.variables_of(place),
                     "terminal_columns": self.streams.terminal_columns(
-                        self._output(place.rank, None)
+                        self.output_of(place.rank, None)
                     ),
                 }
                 for place in self.plan.on(index)
@@ -369,56 +400,18 @@ class Job:
 
     # ---- ranks ----
 
-    def _variables(self, place: Place) -> dict[str, str]:
+    def variables_of(self, place: Place) -> dict[str, str]:
+        """Returns the variables that tell a rank its place in the job."""
         size = len(self.plan.places)
         told = mode.variables_of(place, size) if self.options.horovod else {}
+        if self.options.min_size is not None:
+            told[renewal.MEMBER] = str(place.rank)
         return {**place.variables(size), **told}
 
-    def _output(self, rank: int, log: Any) -> output.RankOutput:
+    def output_of(self, rank: int, log: Any) -> output.RankOutput:
+        """Returns the output of a rank, which also goes to the file `log`."""
         size = len(self.plan.places)
         return output.RankOutput(rank, size, log, self.options.timestamps)
-
-    def _start(
-        self,
-        supervisor: Supervisor,
-        address: str,
-        secret_path: str,
-        stack: contextlib.ExitStack,
-    ) -> None:
-        common = {
-            "TFDIST_RENDEZVOUS": address,
-            "TFDIST_SECRET_FILE": secret_path,
-            "TFDIST_JOB_ID": self.name,
-            processes.JOB_TAG_VARIABLE: self.name,
-        }
-        outputs = {}
-        for place in self.plan.places:
-            log = open(self.folder / f"rank-{place.rank}.log", "ab", buffering=0)
-            outputs[place.rank] = self._output(place.rank, stack.enter_context(log))
-        for one in self.remotes:
-            for rank in one.ranks:
-                own = outputs[rank]
-                supervisor.add_remote_rank(one, own, *self.streams.mergers(own))
-            supervisor.add_remote(one)
-            one.go()
-        binds = self.options.bind_to != "none"
-        for place in self.plan.local:
-            own = outputs[place.rank]
-            environ = {
-                # Otherwise the last lines of a killed rank are lost.
-                "PYTHONUNBUFFERED": "1",
-                **os.environ,
-                **common,
-                **self._variables(place),
-            }
-            supervisor.start(
-                own,
-                *self.streams.mergers(own),
-                command=self.options.command,
-                environ=environ,
-                terminal_columns=self.streams.terminal_columns(own),
-                processors=self.bound[place.rank] if binds else None,
-            )
 
 
 def _told(store: StoreThread) -> dict[int, dict[str, Any]]:

@@ -42,6 +42,7 @@ Ranks on other hosts are started through ssh, which must work without a password
 same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
 them; for other environment variables, use -x. See docs/hosts.md."""
 _HOST_TIMEOUT_S = 30.0
+DEFAULT_RESTARTS = 10
 _FOREIGN = {
     ("-genv", "-env"): "to set a variable for all ranks, use -x NAME=VALUE",
     ("--nproc_per_node", "--nproc-per-node"): "the number of ranks is -np N",
@@ -58,6 +59,21 @@ _FOREIGN = {
     ),
     ("--network-interface", "--network-interfaces"): (
         "choose the network with TFDIST_ADDRESS: an address, a network or an interface"
+    ),
+    (
+        "--max-np",
+        "--max-num-proc",
+    ): "a job never has more ranks than -np N; leave it out",
+    ("--min-num-proc",): "write --min-np N",
+    ("--reset-limit",): (
+        "limit the number of processes that are started in place of lost ranks with "
+        "--max-restarts N"
+    ),
+    ("--elastic-timeout",): (
+        "leave it out; an elastic job waits for replacements as long as they start"
+    ),
+    ("--host-discovery-script", "--slots-per-host", "--blacklist-cooldown-range"): (
+        "all ranks of an elastic job run on this host: use -np N --min-np M alone"
     ),
 }
 
@@ -80,6 +96,14 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 4096:
         raise argparse.ArgumentTypeError(
             f"expected a number from 1 to 4096, got {text}"
+        )
+    return int(text)
+
+
+def _restarts(text: str) -> int:
+    if not text.isdecimal() or int(text) > 1000000:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from 0 to 1000000, got {text}"
         )
     return int(text)
 
@@ -160,6 +184,34 @@ def without_effect(options: argparse.Namespace) -> list[str]:
     return [name for name, value in given.items() if value is not None]
 
 
+def elastic_error(options: argparse.Namespace, *, has_remote_hosts: bool) -> str | None:
+    """Returns what is wrong with the options of an elastic job, or None.
+
+    Example:
+        >>> from tfdist.launch.options import elastic_error, parser
+        >>> options = parser().parse_args(["-np", "2", "--min-np", "3"])
+        >>> elastic_error(options, has_remote_hosts=False)
+        '--min-np 3 is more than -np 2: give at most -np'
+    """
+    if options.min_size is None:
+        given = {"--max-restarts": options.max_restarts, "--spares": options.spares}
+        alone = [name for name, value in given.items() if value is not None]
+        return (
+            f"{alone[0]} has an effect only with --min-np N; add it" if alone else None
+        )
+    if options.min_size > options.size:
+        return (
+            f"--min-np {options.min_size} is more than -np {options.size}: give at "
+            "most -np"
+        )
+    if has_remote_hosts:
+        return (
+            "--min-np works with ranks on one host only: start the job without -H and "
+            "--hostfile, or without --min-np and restart it from its last checkpoint"
+        )
+    return None
+
+
 def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
     """Returns the seconds that ranks have after a signal that ends the job.
 
@@ -189,7 +241,11 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--version", action="version", version=f"tfdist {__version__}")
-    for add in (_add_ranks, _add_hosts, _add_output, _add_limits, _add_binding):
+    adders = (
+        *(_add_ranks, _add_hosts, _add_output, _add_limits),
+        *(_add_elastic, _add_binding),
+    )
+    for add in adders:
         add(made)
     made.add_argument(
         "command",
@@ -266,6 +322,33 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
         "running are killed; 0: at once. Must be enough for StopOnSignal to finish a "
         "step (or trace a function) and save (default: TFDIST_SIGNAL_GRACE_S, or "
         f"{SIGNAL_GRACE_S:g})",
+    )
+
+
+def _add_elastic(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--min-np",
+        dest="min_size",
+        type=_count,
+        metavar="N",
+        help="go on when ranks are lost, as long as N are left, and start a process in "
+        "place of each. The program has to run its steps in tfdist.elastic.State or "
+        "hvd.elastic.run. All ranks must be on this host. See docs/elastic.md",
+    )
+    made.add_argument(
+        "--max-restarts",
+        type=_restarts,
+        metavar="N",
+        help="with --min-np: number of processes that are started in place of lost "
+        f"ranks, at most (default: {DEFAULT_RESTARTS})",
+    )
+    made.add_argument(
+        "--spares",
+        type=_restarts,
+        metavar="N",
+        help="with --min-np: number of further processes that are kept ready to take "
+        "the place of a lost rank at once (default: 0). They do not count as restarts, "
+        "but the processes that take their places do",
     )
 
 

@@ -12,7 +12,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, check_root
 
 CHOICES = ("distinct", "equal")
-_NAME = "seed_generator_state"
+STATE_NAME = "seed_generator_state"
 # Keras reduces the seed modulo this number before TensorFlow draws from it.
 _MODULUS = 2**31 - 2
 _PRIME = 0x9E3779B1  # does not divide _MODULUS, so its multiples are all different
@@ -114,5 +114,5 @@ def seed_at(seed: int, distance: int) -> int:
 
 def states_of_generators(model: keras.layers.Layer) -> list[Any]:
     """Returns the states of the layers' generators, in order and without duplicates."""
-    unique = {id(v): v for v in model.variables if v.name == _NAME}
+    unique = {id(v): v for v in model.variables if v.name == STATE_NAME}
     return list(unique.values())

@@ -1,0 +1,122 @@
+"""Elastic training with TensorFlow: ranks are lost and replaced, no step is lost."""
+
+import itertools
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from helpers.deadline import deadline
+from helpers.elastic_program import expected
+from helpers.launcher import run
+
+pytestmark = pytest.mark.faults
+
+
+def train(folder, *options, steps, kills=(), code=0, timeout_s=120.0):
+    """Runs the program; checks its result, and what each rank has committed."""
+    for kill in kills:
+        (folder / f"kill-{kill}").touch()
+    program = [sys.executable, "-m", "helpers.elastic_program", str(folder), str(steps)]
+    done = run(folder, *options, *program, timeout_s=timeout_s)
+    assert done.code == code, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (folder / "commits").read_text().splitlines()]
+    by_member = itertools.groupby(
+        sorted(lines, key=lambda x: x["member"]), lambda x: x["member"]
+    )
+    commits = {member: list(rows) for member, rows in by_member}
+    for rows in commits.values():
+        first = rows[0]["step"]
+        assert [row["step"] for row in rows] == list(range(first, first + len(rows)))
+    if code == 0:
+        result = np.load(folder / "result.npz")
+        uses, order = expected(steps)
+        assert np.array_equal(result["uses"], uses)
+        assert result["order"] == order
+    return done, commits
+
+
+def sizes(rows):
+    """The numbers of ranks of the steps, without repetitions."""
+    return [size for size, _ in itertools.groupby(row["size"] for row in rows)]
+
+
+@deadline(150)
+def test_a_lost_rank_is_replaced_and_no_step_or_sample_is_lost(tmp_path):
+    done, commits = train(
+        *(tmp_path, "-np", "2", "--min-np", "1"), steps=900, kills=["0-20-after"]
+    )
+    assert sizes(commits[1]) == [2, 1, 2]
+    assert commits[0][-1]["step"] == 19
+    assert len(commits[1]) == 900 and commits[2][-1]["step"] == 899
+    assert "killed by SIGKILL" in done.report[0] and done.report[0].startswith("rank 0")
+    assert re.fullmatch(r"replacement 2 \(process \d+\) is started", done.report[1])
+    # Rank 1 may have had the sums of step 20 when rank 0 was lost.
+    goes_on = r"the job goes on with {} after commit \d+"
+    assert re.fullmatch(goes_on.format("1 rank"), done.report[2])
+    assert re.fullmatch(goes_on.format("2 ranks"), done.report[3])
+    assert len(done.report) == 4
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_spare_takes_the_place_of_a_lost_rank_at_once(tmp_path):
+    (tmp_path / "slow").touch()  # so that the spare is ready by then
+    _, commits = train(
+        *(tmp_path, "-np", "2", "--min-np", "1", "--spares", "1"),
+        steps=1000,
+        kills=["1-900-before"],
+    )
+    assert sizes(commits[0]) == [2]
+    assert commits[2][0]["step"] == 900
+
+
+@pytest.mark.slow
+@deadline(300)
+@pytest.mark.parametrize("place", ["before", "after", "commit"])
+def test_two_ranks_of_four_are_lost_in_one_step(tmp_path, place):
+    kills = [f"1-20-{place}", f"3-20-{place}"]
+    _, commits = train(
+        *(tmp_path, "-np", "4", "--min-np", "2"),
+        steps=1500,
+        kills=kills,
+        timeout_s=250.0,
+    )
+    assert sizes(commits[0])[:2] == [4, 2] and sizes(commits[0])[-1] == 4
+    last = [rows[-1]["step"] for rows in commits.values()]
+    assert last.count(1499) == 4
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_rank_is_lost_in_the_last_step(tmp_path):
+    _, commits = train(
+        *(tmp_path, "-np", "3", "--min-np", "2"), steps=50, kills=["2-49-before"]
+    )
+    assert len(commits[0]) == len(commits[1]) == 50
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_the_job_waits_for_a_replacement_if_too_few_ranks_are_left(tmp_path):
+    _, commits = train(
+        *(tmp_path, "-np", "2", "--min-np", "2"), steps=60, kills=["1-20-before"]
+    )
+    assert sizes(commits[0]) == [2]
+    assert commits[2][0]["step"] == 20
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_the_job_ends_if_too_few_ranks_are_left_and_none_may_be_started(tmp_path):
+    done, commits = train(
+        *(tmp_path, "-np", "2", "--min-np", "2", "--max-restarts", "0"),
+        steps=60,
+        kills=["1-20-before"],
+        code=137,
+    )
+    assert len(commits[0]) == 20
+    [reason] = [line for line in done.report if line.startswith("the job ends: ")]
+    assert "--min-np" in reason and "--max-restarts" in reason
+    assert reason.removeprefix("the job ends: ") in done.stderr

@@ -1,0 +1,99 @@
+"""An elastic training loop whose result shows each sample and each step that counted.
+
+    tfdistrun -np 3 --min-np 2 python -m helpers.elastic_program FOLDER STEPS
+
+`uses` counts how often each sample was used, and `order` is a number that depends on
+the order of the steps; both are exact, whatever the number of ranks. Each rank appends
+a line for each committed step to FOLDER/commits, and rank 0 writes FOLDER/result.npz.
+A file FOLDER/kill-MEMBER-STEP-PLACE makes a member kill itself at this place of the
+step: "before" its computation, "after" it or after its "commit".
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+SAMPLES, GLOBAL_BATCH, SEED = 53, 10, 4
+MODULUS = 65521
+SLOW_STEP_S = 0.02
+
+
+def expected(steps):
+    """The result of an unfailed run: uses of each sample, order of the steps."""
+    from tfdist.data import samples_of_step
+
+    uses, order = np.zeros(SAMPLES), 0
+    for step in range(steps):
+        rows = samples_of_step(
+            SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, step=step, rank=0, size=1
+        )
+        uses[rows] += 1
+        order = (order * 31 + int(rows.sum()) + step) % MODULUS
+    return uses, order
+
+
+def _kill_if_asked(folder, member, step, place):
+    wish = folder / f"kill-{member}-{step}-{place}"
+    if wish.exists():
+        wish.unlink()  # else its replacement would die of it too
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(folder, steps):
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    tfdist.init()
+    member, size = int(os.environ["TFDIST_MEMBER"]), tfdist.size()
+    uses = tf.Variable(tf.zeros([SAMPLES]), name="uses")
+    order = tf.Variable(0, dtype=tf.int64, name="order")
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([uses])
+    traces = []
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
+    )
+    def run(rows, step):
+        traces.append(1)
+        with tfdist.DistributedGradientTape(op=tfdist.ReduceOp.SUM) as tape:
+            loss = -tf.reduce_sum(tf.gather(uses, rows))
+        optimizer.apply(tape.gradient(loss, [uses]), [uses])
+        own = tf.reduce_sum(rows)
+        total = tfdist.allreduce(own, op=tfdist.ReduceOp.SUM)
+        order.assign((order * 31 + total + step) % MODULUS)
+
+    state = tfdist.elastic.State(uses, order, optimizer)
+    commits = os.open(folder / "commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for step in state.steps(steps):
+        rows = tfdist.data.samples_of_step(
+            SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, step=step
+        )
+        place = (tfdist.rank(), tfdist.size())
+        _kill_if_asked(folder, member, step, "before")
+        run(tf.constant(rows), tf.constant(step, tf.int64))
+        _kill_if_asked(folder, member, step, "after")
+        if not state.commit():
+            continue
+        line = {
+            **{"member": member, "step": step, "rank": place[0], "size": place[1]},
+            **{"pid": os.getpid(), "time_s": time.monotonic()},
+        }
+        os.write(commits, (json.dumps(line) + "\n").encode())
+        _kill_if_asked(folder, member, step, "commit")
+        if tfdist.size() < size or (folder / "slow").exists():
+            time.sleep(SLOW_STEP_S)
+    assert len(traces) == 1, f"traced {len(traces)} times"
+    if tfdist.rank() == 0:
+        np.savez(folder / "result.npz", uses=uses.numpy(), order=int(order))
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), int(sys.argv[2]))

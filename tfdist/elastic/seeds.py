@@ -1,0 +1,47 @@
+"""Random streams of the layers of a model that belong to ranks, not to processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.core import runtime
+from tfdist.layers.seed_generators import STATE_NAME, seed_at
+
+
+class SeedsByRank:
+    """Seeds of random number generators, which follow from the rank.
+
+    Rank r draws from the stream `seed_at(seed, r)`, where `seed` is that of rank 0 at
+    the start. After the ranks have changed, `set_for_rank` sets the seeds for the new
+    rank of this process. How far a stream is, is not changed.
+
+    Args:
+        variables: variables of a `State`; those of `keras.random.SeedGenerator` are
+            used.
+
+    Attributes:
+        variables: the seeds of rank 0 at the start, to be sent to other ranks together
+            with `variables`; empty if there are no generators.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._states = [v for v in variables if v.name == STATE_NAME]
+        seeds = [int(keras.ops.convert_to_numpy(one)[0]) for one in self._states]
+        self.variables: list[tf.Variable] = (
+            [tf.Variable(seeds, dtype=tf.int64, name="seeds of rank 0")]
+            if seeds
+            else []
+        )
+
+    def set_for_rank(self) -> None:
+        """Sets the seeds for the current rank of this process."""
+        if not self.variables:
+            return
+        seeds = self.variables[0].numpy()
+        for state, seed in zip(self._states, seeds, strict=True):
+            drawn = int(keras.ops.convert_to_numpy(state)[1])
+            state.assign([seed_at(int(seed), runtime.rank()), drawn])

@@ -1,0 +1,124 @@
+"""Shares state and lists of gradients between the ranks of a new generation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.collectives.objects import broadcast_object
+from tfdist.collectives.signature import register_again, registered_lists
+from tfdist.consistency.in_step import restart_counts
+from tfdist.core import engines, native, runtime, weights_state
+from tfdist.core.generations import Generations
+from tfdist.core.rendezvous import settings_check
+
+NEWCOMER_COMMITS = -1  # number of commits of a process that has no state yet
+_MAX_LIST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The state that all ranks of a new generation continue with.
+
+    Attributes:
+        root: the first rank that has committed most often.
+        committed: number of its commits.
+        is_everywhere: whether every rank has committed as often.
+    """
+
+    root: int
+    committed: int
+    is_everywhere: bool
+
+
+def check_supported() -> None:
+    """Raises ValueError if the program uses what an elastic job cannot use."""
+    if runtime.live_sets():
+        raise ValueError(
+            "Process sets cannot be used in an elastic job, because its ranks change. "
+            "Remove them, or start the job without --min-np."
+        )
+    if runtime.setting("TFDIST_TIMELINE"):
+        raise ValueError(
+            "A timeline cannot be recorded in an elastic job. Unset TFDIST_TIMELINE, "
+            "or start the job without --min-np."
+        )
+    if engines.chosen() is not None:
+        raise ValueError(
+            "Only the native engine can run an elastic job. Unset TFDIST_ENGINE, or "
+            "start the job without --min-np."
+        )
+
+
+def enter_next(
+    generations: Generations,
+    committed: int,
+    lines: Sequence[str],
+    share: Callable[[Newest], None],
+) -> None:
+    """Connects this process with the ranks of the next generation.
+
+    The lists of gradients that traced functions use are registered again, so that
+    nothing has to be traced again. If the job cannot go on, the weights may be saved,
+    because the caller sets them back to the last commit.
+
+    Args:
+        generations: the generations of this process.
+        committed: number of commits of this process; `NEWCOMER_COMMITS` if it has no
+            state yet.
+        lines: description of the state, which has to be equal on all ranks.
+        share: function that gives all ranks the newest state. It may use collective
+            operations. All ranks call it; if one is lost meanwhile, it is called again.
+
+    Raises:
+        tfdist.RankFailedError: the job cannot go on; the message says why.
+    """
+    lists = registered_lists()
+
+    def share_all() -> None:
+        nonlocal lists
+        newest = _find_newest(committed)
+        lists = _register_lists_of(newest.root, lists)
+        share(newest)
+
+    try:
+        generations.enter_next(committed, _program_of(lines), share_all)
+    except native.CoreError as error:
+        weights_state.note_restored()
+        runtime.raise_public(error)
+
+
+def _find_newest(committed: int) -> Newest:
+    rows = collectives.allgather(
+        tf.constant([committed], tf.int64), name="elastic.committed"
+    )
+    counts = [int(one) for one in rows.numpy()]
+    latest = max(counts)
+    return Newest(int(np.argmax(counts)), latest, min(counts) == latest)
+
+
+def _register_lists_of(
+    root: int, lists: list[tuple[str, list[bool]]]
+) -> list[tuple[str, list[bool]]]:
+    """Registers the lists of gradients of rank `root` on all ranks; returns them."""
+    known = broadcast_object(
+        [[description, flags] for description, flags in lists],
+        root,
+        name="elastic.lists",
+        max_bytes=_MAX_LIST_BYTES,
+    )
+    lists = [(description, flags) for description, flags in known]
+    register_again(lists)
+    restart_counts()
+    return lists
+
+
+def _program_of(lines: Sequence[str]) -> str:
+    """Returns a hash of what has to be equal on all ranks: versions, state."""
+    text = repr((sorted(settings_check.versions().items()), list(lines)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,268 @@
+"""The state of a training loop that goes on when a rank is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import collectives, errors
+from tfdist.collectives.objects import broadcast_object
+from tfdist.collectives.per_rank_variables import note_broadcast
+from tfdist.collectives.signature import describe_variable
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.consistency.comparison import equal_on_all_ranks
+from tfdist.consistency.fingerprint import digest_of_fingerprints, fingerprints
+from tfdist.core import runtime
+from tfdist.core.generations import Generations
+from tfdist.elastic.seeds import SeedsByRank
+from tfdist.elastic.sharing import (
+    NEWCOMER_COMMITS,
+    Newest,
+    check_supported,
+    enter_next,
+)
+from tfdist.elastic.snapshot import Snapshot, variables_of
+
+_logger = logging.getLogger("tfdist")
+
+
+@dataclass
+class _Program:
+    """Facts about the program that runs in this process."""
+
+    was_used: bool = False  # a loop has run
+
+
+_program = _Program()
+
+
+class State:
+    """The state of a custom training loop, which survives the loss of ranks.
+
+    In a job started with `tfdistrun --min-np`, the other ranks go on when a rank is
+    lost: they set the state back to the last committed step, connect again, and repeat
+    the step with the new number of ranks, without tracing anything again. tfdistrun
+    starts a process in place of the lost one. It joins at a later step, and gets the
+    state from another rank. Started otherwise, the loop runs as without this class, and
+    the loss of a rank ends it.
+
+    The batch of a step has to depend only on the step, and be divided between the
+    current ranks (`tfdist.data.samples_of_step`). Then every sample is used exactly as
+    often as without a failure.
+
+    All ranks start with the values of rank 0. Only the random number generators of
+    layers (dropout) get a different stream on each rank, derived from the seed of rank
+    0, as by `tfdist.layers.broadcast_seed_generators`. The stream belongs to the rank,
+    so a process that takes the place of a lost rank continues its stream.
+
+    Args:
+        objects: everything that a step changes: Keras models, layers, optimizers and
+            metrics, which have to be built, seed generators, and variables. A compiled
+            model includes its optimizer. Give metrics one by one, also those of
+            `compile`.
+
+    Raises:
+        TypeError: an object is none of these.
+        ValueError: an object is not built, or has no variables.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> w = tf.Variable([1.0, 2.0])
+        >>> state = tfdist.elastic.State(w)
+        >>> for step in state.steps(2):
+        ...     with tfdist.DistributedGradientTape() as tape:
+        ...         loss = tf.reduce_sum(w)
+        ...     _ = w.assign_sub(tape.gradient(loss, w))
+        ...     _ = state.commit()
+        >>> w.numpy().tolist()
+        [-1.0, 0.0]
+    """
+
+    def __init__(self, *objects: Any) -> None:
+        self._objects = objects
+        own = variables_of(objects)
+        if not own:
+            raise ValueError("Expected at least one object with variables, got none.")
+        self._count = len(own)
+        self._seeds = SeedsByRank(own)
+        self._variables = [*own, *self._seeds.variables]
+        self._generations = Generations()
+        self._committed = NEWCOMER_COMMITS if self._generations.is_newcomer else 0
+        self._snapshot: Snapshot | None = None  # of an elastic job, from the first step
+        self._total = 0
+        self._running: int | None = None
+        self._next = 0
+        self._was_used = False
+        self._were_checked = False  # the variables, after the first step
+
+    @property
+    def committed(self) -> int:
+        """Number of committed steps."""
+        return max(self._committed, 0)
+
+    def steps(self, total: int, *, start: int = 0) -> Iterator[int]:
+        """Yields the numbers of the steps to run.
+
+        A number is yielded again if a rank was lost before the step was committed. A
+        process that replaces a lost rank runs the first number alone, up to its first
+        `commit`, so that everything is traced before it joins; this has no effect on
+        the state.
+
+        Leave the loop early only on all ranks after the same committed step.
+
+        Args:
+            total: number of steps of the whole training, at least 0; equal on all
+                ranks.
+            start: number of steps that an earlier job has done, e.g. the result of
+                `tfdist.restore`; default 0. The value of rank 0 counts.
+
+        Raises:
+            ValueError: not 0 <= start <= total, there are process sets, or
+                `TFDIST_TIMELINE` is set in an elastic job.
+            RuntimeError: it was called before: a process that joins later could not
+                know in which call the other ranks are.
+            tfdist.RankFailedError: a rank was lost and the job cannot go on; the
+                message says why. The state is that of the last committed step.
+        """
+        if not 0 <= start <= total:
+            raise ValueError(
+                f"Expected 0 <= start <= total, got start {start}, total {total}."
+            )
+        if self._was_used or (self._generations.is_elastic and _program.was_used):
+            raise RuntimeError(
+                "State.steps() was called before in this program. Run all steps of the "
+                "training in one loop, and derive the epoch from the step."
+            )
+        self._was_used = True
+        _program.was_used = True
+        self._total = total
+        self._begin(start)
+        try:
+            yield from self._run()
+        finally:
+            self._generations.end()
+            self._running = None
+
+    def commit(self) -> bool:
+        """Ends a step: from here on, the loss of a rank does not undo it.
+
+        A step that does not call it is committed by the next call; until then, a loss
+        undoes it too. Decide, print and write only after the call, and only if it
+        returns True: results of a step that is undone are wrong.
+
+        Returns:
+            True if the step is committed. False if it was undone: `steps` yields its
+            number again.
+
+        Raises:
+            RuntimeError: called outside of the loop over `steps`, or twice in a step;
+                or the objects have more variables than before the loop.
+            tfdist.RankFailedError: a rank was lost and the job cannot go on.
+        """
+        if self._running is None:
+            raise RuntimeError(
+                "State.commit() was called outside of `for step in state.steps(...)`, "
+                "or a second time in a step."
+            )
+        step, self._running = self._running, None
+        if self._snapshot is None:
+            self._committed = step + 1
+            return True
+        if not self._were_checked:
+            self._check_variables()
+        if self._generations.is_newcomer:
+            self._enter_next_generation(self._snapshot)
+            return False
+        if not self._generations.is_step_valid():
+            self._enter_next_generation(self._snapshot)
+            # Another rank may have committed the step before the loss.
+            return self._committed > step
+        self._snapshot.save()
+        self._committed = step + 1
+        self._generations.end_for_newcomers()
+        if self._generations.has_ended():
+            self._enter_next_generation(self._snapshot)
+        return True
+
+    def _check_variables(self) -> None:
+        self._were_checked = True
+        found = len(variables_of(self._objects))
+        if found != self._count:
+            raise RuntimeError(
+                f"Expected the {self._count} variables that the objects of the State "
+                f"had before the loop, found {found}. Create all variables before "
+                "State(...): build the models, layers and optimizers."
+            )
+
+    def _begin(self, start: int) -> None:
+        runtime.check_initialized()
+        if self._generations.is_elastic:
+            check_supported()
+        if self._generations.is_newcomer:
+            note_broadcast(self._variables)  # what is traced depends on it
+            self._next = start
+        else:
+            broadcast_variables(self._variables)
+            self._next = self._committed = broadcast_object(start)
+        self._seeds.set_for_rank()
+        if self._generations.is_elastic:
+            self._snapshot = Snapshot(self._variables)
+            self._generations.begin()
+
+    def _run(self) -> Iterator[int]:
+        while True:
+            while self._next < self._total:
+                self._running = self._next
+                self._next += 1
+                yield self._running
+                if self._snapshot is not None and self._generations.has_ended():
+                    self._enter_next_generation(self._snapshot)
+            if self._snapshot is None or self._all_have_finished(self._snapshot):
+                return
+
+    def _all_have_finished(self, snapshot: Snapshot) -> bool:
+        """Waits for the other ranks; returns False if one was lost meanwhile."""
+        try:
+            collectives.barrier(name="end of the elastic loop")
+        except errors.RankFailedError:
+            self._enter_next_generation(snapshot)
+            return False
+        return True
+
+    # ---- from one generation to the next ----
+
+    def _enter_next_generation(self, snapshot: Snapshot) -> None:
+        snapshot.restore()
+        lines = [describe_variable(v) for v in self._variables]
+        enter_next(
+            self._generations,
+            self._committed,
+            [*lines, f"{self._total} steps"],
+            lambda newest: self._share(snapshot, newest),
+        )
+        self._running, self._next = None, self.committed
+
+    def _share(self, snapshot: Snapshot, newest: Newest) -> None:
+        """Gives all ranks the state of the first rank that has committed most steps."""
+        snapshot.restore()  # a rank may have been lost in an earlier call
+        if not newest.is_everywhere:
+            self._copy_state(newest.root)
+        self._seeds.set_for_rank()
+        snapshot.save()
+        self._committed = newest.committed
+
+    def _copy_state(self, root: int) -> None:
+        begin_s = time.monotonic()
+        broadcast_variables(self._variables, root)
+        own = digest_of_fingerprints(fingerprints(self._variables))
+        if not equal_on_all_ranks([own], "elastic.fingerprint", None):
+            raise errors.MismatchError(
+                f"The state that rank {root} has sent arrived differently on a rank. "
+                "Check the memory of this host."
+            )
+        seconds = time.monotonic() - begin_s
+        _logger.info("state copied from rank %d in %.3f s", root, seconds)
