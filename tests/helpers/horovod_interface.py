@@ -45,8 +45,8 @@ LEFT_OUT = {
     "tensorflow.keras:DistributedOptimizer().get_gradients": "of Keras 2",
     "tensorflow.keras:is_version_greater_equal_than": _HELPER,
     "common.basics:MPI": _TYPE,
-    "common.elastic:State.on_hosts_updated": "hosts do not come and go",
-    "common.elastic:run_fn": "`run` is what scripts call; ranks are not reset",
+    "common.elastic:State.on_hosts_updated": "`commit` and `check_host_updates` ask",
+    "common.elastic:run_fn": "`run` is what scripts call",
     "common.process_sets:HorovodBasics": _TYPE,
     "common.process_sets:MPI": _TYPE,
     "common.util:check_extension": _LIBRARY,
@@ -174,7 +174,11 @@ DIFFERS = {
         for name in ("LearningRateScheduleCallback", "LearningRateWarmupCallback")
     },
     "tensorflow.elastic:run": (
-        "runs once, with the ranks there are",
+        "as in Horovod, under `tfdistrun --min-np`; otherwise it calls `func` once",
+        "test_horovod_elastic_jobs",
+    ),
+    "common.elastic:ObjectState.sync": (
+        "as in Horovod; sends the current values, not those of the last commit",
         "test_horovod_elastic",
     ),
     **{

@@ -5,8 +5,10 @@ import os
 import pytest
 import tensorflow as tf
 from helpers.horovod_calls import on_ranks, recorded
+from helpers.ranks import run_ranks
 
 import tfdist.horovod.tensorflow as hvd
+from tfdist.elastic import sharing
 from tfdist.horovod import data
 from tfdist.horovod.common import elastic, exceptions, util
 from tfdist.horovod.tensorflow import compression
@@ -146,6 +148,34 @@ def states():
 
 def test_states_are_those_of_rank_0_and_go_back():
     assert on_ranks(states, 2) == [[["called"], 0, 5, 1.0, 7.0, 0]] * 2
+
+
+class OwnState(elastic.ObjectState):
+    """A state of a script of its own."""
+
+    def sync(self):
+        self.batch = self._bcast_object(self.batch)
+
+
+def newest_states():
+    hvd.init()
+    own = OwnState(hvd.broadcast_object, hvd.rank, batch=hvd.rank())
+    w = tf.Variable(hvd.rank() + 1.0)
+    tracked = of_tensorflow.TensorFlowState([w], batch=hvd.rank())
+    for state in (own, tracked):
+        state.save()
+        # What `run` does in a new generation, in which rank 1 has the newest commit.
+        newest = sharing._find_newest(hvd.rank())
+        assert newest == sharing.Newest(root=1, committed=1, is_everywhere=False)
+        state._newest_rank = newest.root
+        state.sync()
+    w.assign(5.0)
+    tracked.restore()
+    return [own.batch, float(w), tracked.batch]
+
+
+def test_states_are_those_of_the_rank_with_the_newest_commit():
+    assert run_ranks(newest_states, 2) == [[1, 2.0, 1]] * 2
 
 
 @recorded

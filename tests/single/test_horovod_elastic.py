@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 import tfdist.horovod.tensorflow as hvd
 import tfdist.horovod.tensorflow.keras as hvd_keras
+from tfdist.core.generations import Generations
+from tfdist.elastic.sharing import Newest
+from tfdist.horovod import _elastic_loop
 from tfdist.horovod.common.elastic import ObjectState
 from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -44,7 +48,7 @@ def test_elastic_in_a_world_of_fixed_size(world):
         def fails(state, error=error):
             raise error
 
-        with pytest.raises(NotImplementedError, match="checkpoint"):
+        with pytest.raises(RuntimeError, match="--min-np M"):
             fails(state)
 
 
@@ -100,6 +104,146 @@ def test_elastic_states_say_what_they_need(world):
     state = ObjectState(lambda obj: {"epoch": 7}, lambda: 1, epoch=0)
     state.sync()
     assert state.epoch == 7
+
+
+# ---- the loop, as one process sees it ----
+
+
+class Recorded(ObjectState):
+    """Records what the loop does with it; `enters` ends the job if it is "stop"."""
+
+    def __init__(self, monkeypatch, enters=None):
+        self.events = []
+        super().__init__(lambda obj: obj, lambda: 0, batch=0)
+        monkeypatch.setattr(_elastic_loop._state, "was_called", False)
+        monkeypatch.setattr(Generations, "leave", lambda _: self.events.append("leave"))
+        monkeypatch.setattr(_elastic_loop, "enter_next", self.enter)
+        self.enters = enters or Newest(0, 1, True)
+
+    def enter(self, generations, committed, lines, share):
+        self.events.append(f"enter {committed}")
+        if self.enters == "stop":
+            raise tfdist.RankFailedError("too few ranks are left")
+        share(self.enters)
+
+    def restore(self):
+        self.events.append("restore")
+        super().restore()
+
+    def sync(self):
+        self.events.append("sync")
+        super().sync()
+
+    def reset(self):
+        self.events.append("reset")
+
+    def run(self, *errors):
+        """Trains 5 batches in each call, and commits after 3; returns the batches."""
+        calls = iter([*errors, None])
+        self.events.clear()
+
+        def train(state):
+            state.events.append("call")
+            for _ in range(3):
+                state.batch += 1
+            state.commit()
+            for _ in range(2):
+                state.batch += 1
+            if error := next(calls):
+                raise error
+            return state.batch
+
+        return _elastic_loop.ElasticLoop(self).run(train, (), {})
+
+
+def lost_in_a_graph():
+    """The error of a traced function in which a rank was lost."""
+    payload = b'{"kind": "rank_failed", "rank": 1, "message": "rank 1 was lost"}'
+    error = tf.errors.AbortedError(None, None, "in f")
+    error._experimental_payloads = {b"tfdist.error": payload}
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HorovodInternalError("lost"),
+        tfdist.RankFailedError("lost"),
+        tfdist.errors.EvictedError("excluded"),
+        lost_in_a_graph(),
+    ],
+    ids=["internal", "eager", "excluded", "graph"],
+)
+def test_after_a_loss_the_function_is_called_again_with_the_last_commit(
+    world, monkeypatch, error
+):
+    state = Recorded(monkeypatch)
+    assert state.run(error) == 3 + 5
+    again = ["leave", "restore", "enter 1", "reset", "sync", "call"]
+    assert state.events == ["sync", "call", *again]
+    assert state._commits == 2
+
+
+def test_when_newcomers_are_ready_the_function_is_called_again_as_it_is(
+    world, monkeypatch
+):
+    state = Recorded(monkeypatch)
+    are_ready = iter([True, False])
+    monkeypatch.setattr(
+        *(Generations, "has_ready_newcomers", lambda _: next(are_ready))
+    )
+    assert state.run() == 3 + 5
+    assert state.events == ["sync", "call", "enter 1", "reset", "sync", "call"]
+    state.check_host_updates()  # outside of the function, it does nothing
+
+
+@pytest.mark.parametrize("is_everywhere", [True, False])
+def test_without_sync_the_ranks_go_on_if_all_have_the_newest_state(
+    world, monkeypatch, is_everywhere
+):
+    state = Recorded(monkeypatch, Newest(0, 1, is_everywhere))
+    assert state.run(HostsUpdatedInterrupt(skip_sync=True)) == 5 + 5
+    sync = [] if is_everywhere else ["sync"]
+    assert state.events == ["sync", "call", "leave", "enter 1", "reset", *sync, "call"]
+
+
+def test_if_the_job_cannot_go_on_the_state_is_that_of_the_last_commit(
+    world, monkeypatch
+):
+    for error in (HorovodInternalError("lost"), HostsUpdatedInterrupt(False)):
+        state = Recorded(monkeypatch, "stop")
+        with pytest.raises(tfdist.RankFailedError, match="too few ranks are left"):
+            state.run(error)
+        assert state.batch == 3
+
+
+def test_other_errors_pass(world, monkeypatch):
+    for error in (ValueError("x"), tfdist.MismatchError("x"), OSError("x")):
+        with pytest.raises(type(error), match="x"):
+            Recorded(monkeypatch).run(error)
+
+
+def test_an_elastic_job_calls_one_function_once(world, monkeypatch):
+    state = Recorded(monkeypatch)
+    state.run()
+    with pytest.raises(RuntimeError, match="was called before"):
+        state.run()
+
+
+def test_the_current_attributes_are_sent_from_the_newest_rank():
+    roots = []
+
+    def broadcast(obj, root_rank=0):
+        roots.append(root_rank)
+        return {**obj, "sent": True}
+
+    state = ObjectState(broadcast, lambda: 1, epoch=0)
+    state.epoch = 4
+    state.sync()
+    state._newest_rank = 3
+    state.sync()
+    state.restore()
+    assert (state.epoch, state.sent, roots) == (4, True, [0, 3])
 
 
 def test_the_compute_service_is_an_error_that_says_what_to_use():

@@ -59,7 +59,12 @@ HONOURED = [
     (["--no-hierarchical-allgather"], []),
     (["--no-timeline-mark-cycles"], []),
     (["--no-mpi-threads-disable"], []),
-    (["--min-np", "4", "--max-np", "4"], []),
+    (["--max-np", "4"], []),
+    (["--min-np", "2", "--max-np", "4"], ["--min-np", "2"]),
+    (
+        ["--min-num-proc", "2", "--reset-limit", "3"],
+        ["--min-np", "2", "--max-restarts", "3"],
+    ),
 ]  # fmt: skip
 WITHOUT_MEANING = [
     ["--disable-cache"],
@@ -168,11 +173,10 @@ def test_of_several_interfaces_the_first_is_used_and_that_is_said():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--host-discovery-script", "find.sh"], "elastic training is not supported"),
-        (["--min-np", "2"], "elastic training is not supported"),
-        (["--max-num-proc", "8"], "elastic training is not supported"),
-        (["--reset-limit", "3"], "elastic training is not supported"),
-        (["--reset-limit", "4"], "elastic training is not supported"),
+        (["--host-discovery-script", "find.sh"], "use -np N --min-np M"),
+        (["--max-num-proc", "8"], "never has more ranks than -np 4"),
+        (["--max-np", "3", "--min-np", "2"], "never has more ranks than -np 4"),
+        (["--reset-limit", "3"], "only a job with --min-np N has"),
         (["--jsrun"], "give them with -H"),
         (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb: expected"),
         (["--mpi-args=-x"], "-x needs NAME"),

@@ -1,8 +1,4 @@
-"""Horovod's elastic names for Keras, for a fixed number of ranks.
-
-The state is saved, restored and synchronised; the number of ranks does not change. For
-failures, see `tfdist.horovod.tensorflow.elastic.run`.
-"""
+"""Horovod's elastic state and callbacks for Keras; see `common.elastic`."""
 
 from __future__ import annotations
 
@@ -52,6 +48,9 @@ class KerasState(TensorFlowKerasState):
 
 class CommitStateCallback(keras.callbacks.Callback):
     """Calls `state.commit()` after a number of batches, and after each epoch.
+
+    In an elastic job, `commit` may end `fit` with a `HostsUpdatedInterrupt`, which
+    `hvd.elastic.run` handles.
 
     Args:
         state: an elastic state.

@@ -1,39 +1,51 @@
-"""State classes for elastic jobs; the number of ranks is fixed for now.
+"""State that survives the loss of ranks, and the loop that restores it.
 
-`run` synchronises a state and calls the function once. Continuing with different ranks
-after a failure raises an error that explains this.
+In a job started with `tfdistrun --min-np`, `run` calls its function again when a rank
+was lost, or when a process that replaces it joins (docs/elastic.md). In other jobs, it
+calls the function once.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tfdist.core.rendezvous import renewal
 from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-_UNSUPPORTED = (
-    "Elastic training, in which ranks leave and join a running job, is not "
-    "supported by this release of tfdist: hvd.elastic.run synchronises the state and "
-    "runs the function once, on the ranks that tfdistrun has started. Save "
-    "checkpoints (tfdist.callbacks.Checkpoint) and restart the job from the last one."
+if TYPE_CHECKING:
+    from tfdist.horovod._elastic_loop import ElasticLoop
+
+_NOT_ELASTIC = (
+    "hvd.elastic.run calls its function again only in an elastic job, and this job is "
+    "not elastic. Start it with tfdistrun -np N --min-np M (docs/elastic.md), or save "
+    "checkpoints and start the job again from the last one."
 )
 
 
 class State:
     """Base class of in-memory state that is the same on all ranks.
 
+    A subclass defines `save`, `restore` and `sync`. To send objects, `sync` calls
+    `self._bcast_object(obj)`, whose root is the rank with the newest commit.
+
     Args:
-        bcast_object: function that broadcasts an object of rank 0 to all ranks.
+        bcast_object: function that broadcasts an object to all ranks, from rank 0 or
+            from the rank `root_rank`, such as `hvd.broadcast_object`.
         get_rank: function that returns the rank of this process.
     """
 
     def __init__(
-        self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]
+        self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]
     ) -> None:
-        self._bcast_object = bcast_object
+        self._given_bcast_object = bcast_object
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits = 0
+        self._newest_rank = 0  # root of `sync`
+        self._loop: ElasticLoop | None = None  # while `run` calls a function
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Registers functions that `on_reset` calls."""
@@ -46,12 +58,28 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Saves the state to memory."""
+        """Saves the state to memory; then calls `check_host_updates`.
+
+        In an elastic job, all ranks have to call it after the same steps.
+
+        Raises:
+            HostsUpdatedInterrupt: see `check_host_updates`.
+        """
         self.save()
+        self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: hosts do not join or leave."""
+        """Raises on all ranks if processes that replace lost ranks are ready to join.
+
+        In an elastic job, all ranks have to call it after the same steps, in the
+        function of `run`. Otherwise it does nothing.
+
+        Raises:
+            HostsUpdatedInterrupt: `run` handles it, and calls the function again.
+        """
+        if self._loop is not None:
+            self._loop.check_for_newcomers()
 
     def save(self) -> None:
         """Saves the state to memory."""
@@ -62,18 +90,28 @@ class State:
         raise NotImplementedError("A State must define restore().")
 
     def sync(self) -> None:
-        """Broadcasts the state of rank 0 to all ranks."""
+        """Broadcasts the newest state to all ranks."""
         raise NotImplementedError("A State must define sync().")
 
     def reset(self) -> None:
         """Is called after the ranks have changed; does nothing unless overridden."""
+
+    def _bcast_object(self, obj: Any, **options: Any) -> Any:
+        """Returns the object of the rank with the newest commit."""
+        if self._newest_rank:
+            options = {"root_rank": self._newest_rank, **options}
+        return self._given_bcast_object(obj, **options)
+
+    def _describe(self) -> list[str]:
+        """Returns lines that have to be equal on all ranks."""
+        return [type(self).__name__]
 
 
 class ObjectState(State):
     """State of plain Python values, as attributes.
 
     Args:
-        bcast_object: function that broadcasts an object of rank 0 to all ranks.
+        bcast_object: function that broadcasts an object, as in `State`.
         get_rank: function that returns the rank of this process.
         **kwargs: name and initial value of each attribute.
 
@@ -87,7 +125,7 @@ class ObjectState(State):
 
     def __init__(
         self,
-        bcast_object: Callable[[Any], Any],
+        bcast_object: Callable[..., Any],
         get_rank: Callable[[], int],
         **kwargs: Any,
     ) -> None:
@@ -97,7 +135,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Saves the values of the attributes."""
-        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+        self._saved_state = self._values_now()
 
     def restore(self) -> None:
         """Restores the last saved values of the attributes."""
@@ -105,23 +143,50 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Broadcasts the values that rank 0 has saved last to all ranks."""
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
-            self.restore()
+        """Broadcasts the newest values of the attributes to all ranks; saves them."""
+        self._take(self._newest_values())
+
+    def _values_now(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _newest_values(self) -> dict[str, Any]:
+        """Returns the values of the rank with the newest commit; changes nothing."""
+        values = self._values_now()
+        return dict(self._bcast_object(values)) if values else values
+
+    def _take(self, values: dict[str, Any]) -> None:
+        self._saved_state = values
+        ObjectState.restore(self)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function: synchronises its first argument, a state, and calls it once.
+    """Wraps a function of a state, so that it is called again if the ranks change.
+
+    In an elastic job (`tfdistrun -np N --min-np M`), the wrapped function
+
+    - synchronises its first argument, the state, and calls `func`;
+    - after the loss of a rank, or a `HorovodInternalError` of `func`, restores the
+      state of the last commit, connects with the ranks that are left, calls
+      `state.on_reset()` and `state.sync()`, and calls `func` again;
+    - after a `HostsUpdatedInterrupt`, which `state.commit()` raises when a process is
+      ready to replace a lost rank, does the same without restoring the state.
+
+    Functions that were traced are not traced again. A process that replaces a lost rank
+    runs the program from its start on its own, and joins the other ranks when it calls
+    the wrapped function. The wrapped function returns when `func` has returned on all
+    ranks.
+
+    In other jobs, the state is synchronised and `func` is called once.
 
     Args:
         func: function of a `State` and further arguments.
 
     Returns:
-        A function that returns the result of `func`. It raises NotImplementedError if
-        Horovod would continue with different ranks, which is after a
-        `HorovodInternalError` or `HostsUpdatedInterrupt`. tfdist's own errors are
-        passed on.
+        A function that returns the result of `func`. In an elastic job, it raises
+        `tfdist.RankFailedError` if the job cannot go on; the state is then that of the
+        last commit. In other jobs, it raises RuntimeError after a
+        `HorovodInternalError` or `HostsUpdatedInterrupt`. All other errors of `func`
+        are passed on.
 
     Example:
         >>> @run
@@ -133,10 +198,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        if renewal.member_of(os.environ) is not None:
+            from tfdist.horovod._elastic_loop import ElasticLoop  # needs TensorFlow
+
+            return ElasticLoop(state).run(func, args, kwargs)
         state.sync()
         try:
             return func(state, *args, **kwargs)
         except (HorovodInternalError, HostsUpdatedInterrupt) as error:
-            raise NotImplementedError(_UNSUPPORTED) from error
+            raise RuntimeError(_NOT_ELASTIC) from error
 
     return wrapper

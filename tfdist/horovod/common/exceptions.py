@@ -9,14 +9,19 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation has failed. Scripts raise it for `elastic.run`."""
+    """A collective operation has failed.
+
+    tfdist raises `tfdist.RankFailedError` instead. If a script raises this error in the
+    function of `elastic.run`, the state goes back to the last commit on all ranks.
+    """
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed.
+    """The ranks of an elastic job are about to change.
 
     Args:
-        skip_sync: whether the remaining ranks continue without a `sync()`.
+        skip_sync: whether to continue without a `sync()`. The ranks continue without it
+            if this is true on all ranks, and all have the same number of commits.
     """
 
     def __init__(self, skip_sync: bool) -> None:

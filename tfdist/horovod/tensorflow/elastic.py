@@ -1,4 +1,4 @@
-"""Horovod's elastic names, for a fixed number of ranks (see `common.elastic`)."""
+"""Horovod's elastic states of TensorFlow variables; see `common.elastic`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.signature import describe_variable
 from tfdist.horovod.common.elastic import ObjectState, run
 from tfdist.horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from tfdist.horovod.tensorflow.mpi_ops import rank
@@ -27,7 +28,7 @@ class _VariablesState(ObjectState):
 
     def save(self) -> None:
         """Copies the variables and saves the attributes."""
-        self._values = [(v, tf.identity(v)) for v in self._tracked()]
+        self._copy()
         super().save()
 
     def restore(self) -> None:
@@ -37,10 +38,18 @@ class _VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Broadcasts the variables and saved attributes of rank 0 to all ranks."""
-        broadcast_variables(self._tracked(), root_rank=0)
+        """Broadcasts the newest variables and attributes to all ranks; saves them."""
+        # If a rank is lost meanwhile, all of the state is the earlier one.
+        values = self._newest_values()
+        broadcast_variables(self._tracked(), root_rank=self._newest_rank)
+        self._copy()
+        self._take(values)
+
+    def _copy(self) -> None:
         self._values = [(v, tf.identity(v)) for v in self._tracked()]
-        super().sync()
+
+    def _describe(self) -> list[str]:
+        return [*super()._describe(), *map(describe_variable, self._tracked())]
 
 
 class TensorFlowState(_VariablesState):

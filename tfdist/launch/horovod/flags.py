@@ -167,23 +167,46 @@ def _tunable(made: argparse.ArgumentParser) -> None:
 
 
 def _elastic(made: argparse.ArgumentParser) -> None:
-    group = made.add_argument_group("elastic training (not supported; raises an error)")
-    named = "not supported: -np sets the number of ranks"
-    for names, dest in (
-        (("--min-np", "--min-num-proc"), "min_num_proc"),
-        (("--max-np", "--max-num-proc"), "max_num_proc"),
-    ):
-        _value(group, *names, dest=dest, type=int, metavar="N", help=named)
-    _value(group, "--slots-per-host", type=int, metavar="N", help=named)
-    _value(group, "--elastic-timeout", type=int, metavar="S", help="not supported")
-    _value(group, "--reset-limit", type=int, metavar="N", help=named)
+    group = made.add_argument_group("elastic training, on one host")
+    _value(
+        group,
+        *("--min-np", "--min-num-proc"),
+        dest="min_num_proc",
+        type=int,
+        metavar="N",
+        help="go on when ranks are lost, as long as N are left",
+    )
+    _value(
+        group,
+        *("--max-np", "--max-num-proc"),
+        dest="max_num_proc",
+        type=int,
+        metavar="N",
+        help="not supported: a job never has more ranks than -np",
+    )
+    _value(
+        group,
+        "--reset-limit",
+        type=int,
+        metavar="N",
+        help="number of processes that are started in place of lost ranks, at most",
+    )
+    ignored = "ignored: hosts do not join a running job"
+    _value(group, "--slots-per-host", type=int, metavar="N", help=ignored)
+    _value(
+        group,
+        "--elastic-timeout",
+        type=int,
+        metavar="S",
+        help="ignored: a replacement has 10 minutes to become ready",
+    )
     _value(
         group,
         "--blacklist-cooldown-range",
         type=int,
         nargs=2,
         metavar=("LEAST", "MOST"),
-        help="not supported",
+        help=ignored,
     )
 
 
@@ -292,7 +315,7 @@ def _hosts(made: argparse.ArgumentParser) -> None:
         group,
         "--host-discovery-script",
         metavar="FILE",
-        help="not supported (elastic training)",
+        help="not supported: hosts cannot join a running job",
     )
     group = made.add_argument_group("controllers").add_mutually_exclusive_group()
     for name in ("gloo", "mpi", "jsrun"):

@@ -67,7 +67,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 _MEANINGLESS = {
     "disable_cache": "hosts are checked each time, and nothing is kept",
-    "elastic_timeout": "the number of ranks is fixed",
+    "elastic_timeout": "a replacement has 10 minutes to become ready",
     "blacklist_cooldown_range": "a failed host ends the job",
     "slots_per_host": "-H host1:2,host2:2 sets the number of ranks on each host",
     "tcp_flag": "hosts use TCP only; TFDIST_TRANSPORT=tcp: ranks of one host too",
@@ -84,7 +84,6 @@ _BINDING = {
     *("cpus-per-proc", "cpus-per-rank"),
 }
 _WIDTH = re.compile(r"\bpe\b", re.IGNORECASE)  # --map-by slot:PE=4
-_ELASTIC = ("host_discovery_script", "min_num_proc", "max_num_proc", "reset_limit")
 
 
 def translate(options: argparse.Namespace) -> Arguments:
@@ -114,6 +113,12 @@ def translate(options: argparse.Namespace) -> Arguments:
         options.prefix_output_with_timestamp
     ):
         made.words.append("--timestamps")
+    for option, flag in (
+        ("min_num_proc", "--min-np"),
+        ("reset_limit", "--max-restarts"),
+    ):
+        if option in given:
+            made.words += [flag, str(getattr(options, option))]
     if "start_timeout" in given:
         made.words += ["--host-timeout-s", str(min(options.start_timeout, 3600))]
     _add_ssh(made, options)
@@ -131,14 +136,20 @@ def translate(options: argparse.Namespace) -> Arguments:
 def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if options.num_proc is None:
         raise FlagError("-np N is missing: the number of ranks")
-    for name in _ELASTIC:
-        is_size = name in ("min_num_proc", "max_num_proc")
-        is_fixed = is_size and getattr(options, name) == options.num_proc
-        if name not in given or is_fixed:
-            continue
+    if "host_discovery_script" in given:
         raise FlagError(
-            f"{given[name]}: elastic training is not supported yet, the number of "
-            "ranks is fixed. Give it with -np, and the hosts with -H host1:2,host2:2"
+            f"{given['host_discovery_script']}: hosts cannot join a running job. All "
+            "ranks of an elastic job run on this host: use -np N --min-np M"
+        )
+    if "max_num_proc" in given and options.max_num_proc != options.num_proc:
+        raise FlagError(
+            f"{given['max_num_proc']}: a job never has more ranks than -np "
+            f"{options.num_proc}; leave it out"
+        )
+    if "reset_limit" in given and "min_num_proc" not in given:
+        raise FlagError(
+            f"{given['reset_limit']}: it limits the replacements of lost ranks, which "
+            "only a job with --min-np N has; add that"
         )
     if options.use_jsrun and not (options.hosts or options.hostfile):
         raise FlagError(

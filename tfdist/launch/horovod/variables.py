@@ -128,7 +128,7 @@ _TUNING = (
 _OWN_CORE = "data moves through tfdist's own core (shared memory and TCP)"
 _NO_MPI = "MPI is not used"
 _NO_NCCL = "NCCL is not used: gradients are reduced in the memory of the host"
-_ELASTIC = "the number of ranks is fixed; checkpoint, and start again with another -np"
+_ELASTIC = "tfdistrun --min-np N starts an elastic job (docs/elastic.md)"
 _LAUNCHER = "tfdistrun connects the ranks itself"
 _BUILD = "it is for building Horovod"
 

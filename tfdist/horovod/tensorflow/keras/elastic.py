@@ -1,4 +1,4 @@
-"""Horovod's elastic names for Keras, for a fixed number of ranks."""
+"""Horovod's elastic names for Keras."""
 
 from tfdist.horovod._keras.elastic import (
     CommitStateCallback,

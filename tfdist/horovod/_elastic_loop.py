@@ -1,0 +1,162 @@
+"""Calls the function of `hvd.elastic.run` in each generation of an elastic job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist import collectives, errors
+from tfdist.core import native
+from tfdist.core.generations import Generations
+from tfdist.elastic.sharing import (
+    NEWCOMER_COMMITS,
+    Newest,
+    check_supported,
+    enter_next,
+)
+from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+if TYPE_CHECKING:
+    from tfdist.horovod.common.elastic import State
+
+
+@dataclass
+class _State:
+    """State of this process, kept across worlds."""
+
+    was_called: bool = False
+
+
+_state = _State()
+
+
+class ElasticLoop:
+    """The calls of one function by `hvd.elastic.run`, in an elastic job.
+
+    Args:
+        state: the first argument of the function.
+
+    Raises:
+        RuntimeError: another loop was created before.
+        ValueError: there are process sets, or `TFDIST_TIMELINE` is set.
+    """
+
+    def __init__(self, state: State) -> None:
+        if _state.was_called:
+            raise RuntimeError(
+                "A function of hvd.elastic.run was called before. In a job started "
+                "with --min-np, call one such function once: a process that joins "
+                "later could not know in which call the other ranks are."
+            )
+        _state.was_called = True
+        check_supported()
+        self._state = state
+        self._generations = Generations(hides_failures=False)
+        self._newest = Newest(root=0, committed=0, is_everywhere=True)
+        self._syncs = True  # before the next call
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function until it returns on all ranks; returns its result.
+
+        Raises:
+            tfdist.RankFailedError: a rank was lost and the job cannot go on. The state
+                is that of the last commit.
+            Exception: the function has raised it.
+        """
+        state = self._state
+        is_new = self._generations.is_newcomer
+        state._commits = NEWCOMER_COMMITS if is_new else 0
+        self._generations.begin()
+        while True:
+            if is_new:
+                self._enter_next_generation()
+            try:
+                if is_new:
+                    state.on_reset()
+                if self._syncs:
+                    self._sync()
+                state._loop = self
+                result = function(state, *args, **kwargs)
+                collectives.barrier(name="end of hvd.elastic.run")
+                return result
+            except HostsUpdatedInterrupt as interrupt:
+                self._syncs = not interrupt.skip_sync
+                if not isinstance(interrupt, _NewcomersReady):
+                    self._generations.leave()
+            except Exception as error:
+                if not _is_loss(error):
+                    raise
+                self._generations.leave()
+                state.restore()
+                self._syncs = True
+            finally:
+                state._loop = None
+            is_new = True
+
+    def check_for_newcomers(self) -> None:
+        """Raises on all ranks if newcomers are ready to join; all ranks call it.
+
+        Raises:
+            HostsUpdatedInterrupt: newcomers are ready.
+            tfdist.RankFailedError: a rank was lost.
+        """
+        are_ready = collectives.allreduce(
+            tf.constant(self._generations.has_ready_newcomers()),
+            op=collectives.ReduceOp.LOGICAL_OR,
+            name="elastic.newcomers",
+        )
+        if are_ready:
+            raise _NewcomersReady(skip_sync=False)
+
+    def _enter_next_generation(self) -> None:
+        state = self._state
+        try:
+            enter_next(
+                self._generations, state._commits, state._describe(), self._share
+            )
+        except errors.RankFailedError:
+            state.restore()  # after an interrupt, it was not restored
+            raise
+
+    def _share(self, newest: Newest) -> None:
+        """Decides, equally on all ranks, whether and from which rank they sync."""
+        self._newest = newest
+        own = tf.constant(self._syncs or not newest.is_everywhere)
+        found = collectives.allreduce(
+            own, op=collectives.ReduceOp.LOGICAL_OR, name="elastic.sync"
+        )
+        self._syncs = bool(found)
+
+    def _sync(self) -> None:
+        state = self._state
+        state._newest_rank = self._newest.root
+        try:
+            state.sync()
+        finally:
+            state._newest_rank = 0
+        state._commits = self._newest.committed
+
+
+class _NewcomersReady(HostsUpdatedInterrupt):
+    """All ranks raise it after the same commit."""
+
+
+def _is_loss(error: Exception) -> bool:
+    """Returns whether a function ended because a rank was lost, or says so."""
+    if isinstance(error, HorovodInternalError):
+        return True
+    ours = errors.from_tf(error)
+    if ours is None and isinstance(error, tf.errors.OpError):
+        # TensorFlow may report another operation, which it has cancelled.
+        lost = native.failure()
+        ours = errors.from_core(lost) if lost is not None else None
+    # Also if this rank was excluded: tfdistrun decides whether it goes on.
+    return isinstance(ours, errors.RankFailedError)
