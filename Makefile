@@ -63,6 +63,7 @@ mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (an hour, resumable)
 	@$(BIN)/python tests/campaign/run.py
 	@$(BIN)/python tests/campaign/signals.py
+	@$(BIN)/python tests/campaign/elastic.py
 
 sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@$(BIN)/python .ci/sanitize.py
