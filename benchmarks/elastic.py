@@ -1,0 +1,289 @@
+"""What elastic training costs, and how a job goes on when ranks are killed.
+
+    python benchmarks/elastic.py cost [--rounds 7]    # with State and without, in turn
+    python benchmarks/elastic.py kills [--seconds 60] # draws docs/images/elastic.svg
+
+`cost` trains on two ranks, in rounds: steps of an elastic loop without a commit, and as
+many with a commit after each. "cnn" is the model of the README.
+"resnet50" has the variables of ResNet-50 and SGD with momentum, but no backward pass:
+its step is the reduction and the update, so the share of the commits is larger than in
+a training. Reported: the median of the rounds' ratios, and their range.
+
+`kills` trains the CNN on three ranks and kills one of them now and then. The picture
+shows the images per second and the number of ranks over time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "recipes"), str(ROOT / "benchmarks")]
+IMAGE = ROOT / "docs" / "images" / "elastic.svg"
+STEPS = {"cnn": 100, "resnet50": 10}  # of a loop, in each round
+BATCH = 64
+KILLS = 2
+MANY_STEPS = 10**9
+BIN_S = 0.5
+WIDTH, HEIGHT, MARGIN = 760, 220, 24
+COLORS = {3: "#e07000", 2: "#4878a8"}
+
+
+def main() -> int:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["cost", "kills", "cost-rank", "kills-rank"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--model", choices=list(STEPS))
+    options = parser.parse_args()
+    if options.what == "cost":
+        for name in STEPS:
+            own = ("--model", name, "--rounds", str(options.rounds))
+            launch(2, "cost-rank", *own).wait()
+    elif options.what == "cost-rank":
+        measure_cost(options.model, options.rounds)
+    elif options.what == "kills":
+        run_with_kills(options.seconds)
+    else:
+        train_until_killed(options.folder)
+    return 0
+
+
+def launch(ranks: int, *words: str) -> subprocess.Popen[bytes]:
+    """Starts an elastic job of this file."""
+    tfdistrun = [sys.executable, "-m", "tfdist.launch", "-np", str(ranks)]
+    own = [sys.executable, str(Path(__file__).resolve()), *words]
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([*tfdistrun, "--min-np", "1", *own], env=environ)
+
+
+# ---- cost ----
+
+
+def measure_cost(name: str, rounds: int) -> None:
+    """On each rank: steps with a commit after each and without, in one loop."""
+    import tfdist
+
+    tfdist.init()
+    step, state_of = cnn() if name == "cnn" else resnet50()
+    state = tfdist.elastic.State(*state_of)
+    numbers = state.steps((rounds + 1) * 2 * STEPS[name])
+    ratios = []
+    for number in range(rounds + 1):  # the first one traces
+        plain_s = seconds_of(step, numbers, STEPS[name], lambda: None)
+        state.commit()
+        elastic_s = seconds_of(step, numbers, STEPS[name], state.commit)
+        if number > 0:
+            ratios.append(elastic_s / plain_s)
+            report(name, plain_s, elastic_s, ratios)
+    assert not list(numbers)
+
+
+def seconds_of(
+    step: Callable[[int], Any],
+    numbers: Iterator[int],
+    count: int,
+    commit: Callable[[], Any],
+) -> float:
+    """Times some steps; all ranks begin them together."""
+    import tfdist
+
+    tfdist.barrier()
+    begin_s = time.perf_counter()
+    for number in itertools.islice(numbers, count):
+        step(number)
+        commit()
+    return time.perf_counter() - begin_s
+
+
+def report(
+    name: str, plain_s: float, elastic_s: float, ratios: Sequence[float]
+) -> None:
+    """Prints a round on rank 0."""
+    import tfdist
+
+    if tfdist.rank() == 0:
+        plain_ms, elastic_ms = (1e3 * s / STEPS[name] for s in (plain_s, elastic_s))
+        print(
+            f"{name}: {plain_ms:.2f} ms a step, with commits {elastic_ms:.2f} ms, "
+            f"ratio {ratios[-1]:.3f}; median of {len(ratios)}: "
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            flush=True,
+        )
+
+
+def cnn() -> tuple[Callable[[int], Any], list[Any]]:
+    """The model of the README, and its step on this rank's part of a batch."""
+    import keras
+    import mnist_data
+    import tensorflow as tf
+    from mnist_fit import build_model
+
+    import tfdist
+
+    images, labels = mnist_data.load().train
+    model = build_model()
+    adam = keras.optimizers.Adam(1e-3)
+    adam.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    tfdist.broadcast_variables(model.weights + adam.variables)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 28, 28, 1], tf.float32),
+            tf.TensorSpec([None], tf.int32),
+        ]
+    )
+    def train_step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tfdist.DistributedGradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        variables = model.trainable_variables
+        adam.apply(tape.gradient(loss, variables, weight=tf.shape(x)[0]), variables)
+
+    def step(number: int) -> None:
+        rows = tfdist.data.samples_of_step(
+            len(images), global_batch=BATCH, seed=1, step=number
+        )
+        train_step(images[rows], labels[rows])
+
+    return step, [model, adam]
+
+
+def resnet50() -> tuple[Callable[[int], Any], list[Any]]:
+    """Variables like ResNet-50's: a step reduces their gradients and updates them."""
+    import keras
+    import tensorflow as tf
+    from resnet50 import gradient_shapes
+
+    import tfdist
+
+    variables = [tf.Variable(tf.ones(shape)) for shape in gradient_shapes()]
+    sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
+    sgd.build(variables)
+
+    @tf.function(jit_compile=False)
+    def train_step() -> None:
+        with tfdist.DistributedGradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+        sgd.apply(tape.gradient(loss, variables), variables)
+
+    return lambda _: train_step(), [sgd, *variables]
+
+
+# ---- kills ----
+
+
+def train_until_killed(folder: Path) -> None:
+    """On each rank: trains, and rank 0 writes a line for each committed step."""
+    import tfdist
+
+    tfdist.init()
+    step, state_of = cnn()
+    state = tfdist.elastic.State(*state_of)
+    lines = os.open(folder / "steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for number in state.steps(MANY_STEPS):
+        row = {"size": tfdist.size(), "pid": os.getpid(), "step": number}
+        step(number)
+        if state.commit() and tfdist.rank() == 0:
+            row["time_s"] = time.monotonic()
+            os.write(lines, (json.dumps(row) + "\n").encode())
+
+
+def run_with_kills(seconds: float) -> None:
+    """Runs a job, kills rank 0 now and then, and draws the picture."""
+    with tempfile.TemporaryDirectory() as name:
+        job = launch(3, "kills-rank", "--folder", name)
+        steps = Path(name) / "steps"
+        while not steps.exists():
+            time.sleep(0.1)
+        begin_s = time.monotonic()
+        kills_s = [seconds * (2 * n + 1) / (2 * KILLS) for n in range(KILLS)]
+        for kill_s in kills_s:
+            time.sleep(max(0.0, begin_s + kill_s - time.monotonic()))
+            latest = json.loads(steps.read_text().splitlines()[-1])
+            os.kill(latest["pid"], signal.SIGKILL)
+        time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
+        job.send_signal(signal.SIGTERM)
+        job.wait()
+        rows = [json.loads(line) for line in steps.read_text().splitlines()]
+    at_s = [row["time_s"] - begin_s for row in rows]
+    sizes = [row["size"] for row in rows]
+    IMAGE.write_text(picture(at_s, sizes, kills_s, seconds))
+    gaps = sorted(b - a for a, b in zip(at_s, at_s[1:], strict=False))[-2 * KILLS :]
+    print(f"the longest gaps between two steps: {[round(gap, 2) for gap in gaps]} s")
+    print(f"the picture: {IMAGE.relative_to(ROOT)}")
+
+
+def picture(
+    at_s: Sequence[float], sizes: Sequence[int], kills_s: Sequence[float], end_s: float
+) -> str:
+    """Returns an SVG of images per second, in bins, with ranks and kills.
+
+    Args:
+        at_s: when each step was committed.
+        sizes: number of ranks of each step.
+        kills_s: when a rank was killed.
+        end_s: length of the run.
+    """
+    bins = [0] * round(end_s / BIN_S)
+    ranks = [0] * len(bins)
+    for when_s, size in zip(at_s, sizes, strict=True):
+        place = int(when_s / BIN_S)
+        if 0 <= place < len(bins):
+            bins[place] += BATCH
+            ranks[place] = size
+    most = max(bins)
+    width = (WIDTH - 2 * MARGIN) / len(bins)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        'font-family="sans-serif" font-size="13">'
+        '<rect width="100%" height="100%" fill="white"/>'
+    ]
+    full = HEIGHT - 3 * MARGIN
+    for place, (images, size) in enumerate(zip(bins, ranks, strict=True)):
+        height = full * images / most
+        x, y = MARGIN + place * width, HEIGHT - MARGIN - height
+        color = COLORS.get(size, "#a0a0a0")
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+            f'fill="{color}"/>'
+        )
+    for kill_s in kills_s:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * kill_s / end_s
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{1.5 * MARGIN}" '
+            f'y2="{HEIGHT - MARGIN}" stroke="#c00000" stroke-dasharray="4"/>'
+            f'<text x="{x:.1f}" y="{1.3 * MARGIN}" text-anchor="middle">kill -9</text>'
+        )
+    for number, (size, color) in enumerate(COLORS.items()):
+        x = MARGIN + 90 * number
+        parts.append(
+            f'<rect x="{x}" y="6" width="12" height="12" fill="{color}"/>'
+            f'<text x="{x + 18}" y="17">{size} ranks</text>'
+        )
+    rate = most / BIN_S
+    parts.append(
+        f'<text x="{WIDTH - MARGIN}" y="17" text-anchor="end">highest bar: {rate:.0f} '
+        f'images/s</text><text x="{MARGIN}" y="{HEIGHT - 8}">0 s</text>'
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 8}" text-anchor="end">{end_s:.0f} s'
+        "</text></svg>"
+    )
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
