@@ -181,6 +181,9 @@ def test_gradients_that_are_not_reduced_are_an_error(tmp_path):
             assert "gradients that were not reduced over the 2 ranks" in told[name], (
                 name
             )
+        # The origin of these gradients is unknown, so the weights are compared.
+        for name in ["loss beside, eager", "plain arguments"]:
+            assert "The ranks differ before the update of step 2" in told[name], name
         assert "hvd.DistributedOptimizer(keras.optimizers.Adam(" in told["unwrapped"]
         right = ["wrapped tape", "by hand", "nested"]
         right = [f"{r}, {kind}" for r in right for kind in ("function", "eager")]

@@ -8,9 +8,10 @@ optimizer step are traced to their origin (`_gradient_origin`):
 - They were computed on this rank and not reduced: the step is refused. The first
   step of an optimizer is taken with a warning, because it may only create the
   optimizer's variables, which are broadcast afterwards.
-- They are arguments of a traced function, were kept in variables, or were changed in
-  an eager loop: the ranks compare their weights in some of the steps
-  (`consistency.in_step`), and the step is refused if the weights have drifted apart.
+- They are arguments of a traced function, were kept in variables, or, in an eager
+  loop, were changed or come from a `tf.function`: the ranks compare their weights in
+  some of the steps (`consistency.in_step`), and the step is refused if the weights
+  have drifted apart.
 """
 
 from __future__ import annotations
