@@ -291,7 +291,9 @@ def run(calls, named, count, seed):
     kinds = [globals()[kind] for kind in calls]
     works = []
     if one_function_for_all in kinds:
-        _one_for_all(tf.constant(0.0))  # traced before, in this thread
+        # Traced here: several threads cannot use AutoGraph at once. It is not called,
+        # because the threads of another rank might fail before the call has ended.
+        _one_for_all.get_concrete_function(tf.constant(0.0))
     for thread in range(THREADS):
         kind = kinds[thread % len(kinds)]
         works.append(kind(thread, f"{kind.__name__} {thread}" if named else None))
