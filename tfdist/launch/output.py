@@ -151,7 +151,10 @@ class Screen:
 
 @dataclass
 class RankOutput:
-    """Output of one rank: screen prefix, log file and last lines."""
+    """Output of one rank: screen prefix, log file and last lines.
+
+    `name` stands in the prefix; "" for the rank.
+    """
 
     rank: int
     size: int
@@ -160,6 +163,7 @@ class RankOutput:
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     tail_on: Screen | None = None  # screen of the last line
     tail_at: int = 0  # number of that line on the screen
+    name: str = ""
 
     def tail_is_shown(self, screen: Screen) -> bool:
         """Returns whether the last lines are among the last lines of a screen."""
@@ -185,7 +189,7 @@ class RankOutput:
             now = time.time()
             stamp = time.strftime(" %H:%M:%S", time.localtime(now))
             stamp += f".{int(now * 1000) % 1000:03d}"
-        text = f"[rank {self.rank}{stamp}]".encode()
+        text = f"[{self.name or f'rank {self.rank}'}{stamp}]".encode()
         if color:
             text = b"\x1b[%dm%s\x1b[0m" % (_COLORS[self.rank % len(_COLORS)], text)
         return text + b" "

@@ -111,6 +111,7 @@ class RankStarter:
         variables[renewal.MEMBER] = str(member)
         try:
             own = self._job.output_of(rank, self._log(f"replacement-{member}.log"))
+            own.name = f"replacement {member}"  # until it has joined
             pid = self._start(own, variables, place.rank, member)
         except OSError as error:
             complain(f"replacement {member} cannot be started: {error}")

@@ -167,7 +167,7 @@ class Supervisor:
     def formed(self, ranks: Mapping[int, int]) -> None:
         """Gives the members of a new generation their ranks; forgets lost ranks."""
         for member, rank in ranks.items():
-            self._outputs[member].rank = rank
+            self._outputs[member].rank, self._outputs[member].name = rank, ""
         self._ends = [(end, output) for end, output in self._ends if end.code == 0]
 
     def end_job(self) -> None:
