@@ -6,6 +6,7 @@ threads start in another order on every rank.
 
 import random
 import threading
+import time
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist import callbacks
+from tfdist.consistency import in_step
 
 SUM = tfdist.ReduceOp.SUM
 RANKS = 2
@@ -308,7 +310,7 @@ def run(calls, named, count, seed):
         except tf.errors.OpError as error:
             found = tfdist.errors.from_tf(error)
             errors.append(type(found or error).__name__)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             errors.append(repr(error))
 
     threads = [threading.Thread(target=work, args=[thread]) for thread in order]
@@ -362,6 +364,29 @@ def test_threads_with_names_of_their_own_are_right():
     kinds = ["allreduce", "allgather_object", "eager_optimizer", "tape_in_a_function"]
     found = run_ranks(run, RANKS, kinds, True, 20, 1)
     assert found == [[0, THREADS * 20, []]] * RANKS
+
+
+class SlowlyDeleted(in_step.ResourceVariable):
+    """A variable during whose deletion other threads run."""
+
+    def __del__(self):
+        time.sleep(0.05)
+
+
+def run_in_two_worlds():
+    original, in_step.ResourceVariable = in_step.ResourceVariable, SlowlyDeleted
+    try:
+        first = run(["tape_in_a_function"], True, 2, seed=1)
+        tfdist.shutdown()
+        tfdist.init(timeout_s=30)
+        return [first, run(["tape_in_a_function"], True, 2, seed=2)]
+    finally:
+        in_step.ResourceVariable = original
+
+
+def test_threads_reduce_gradients_while_those_of_an_earlier_world_are_forgotten():
+    found = run_ranks(run_in_two_worlds, RANKS)
+    assert found == [[[0, THREADS * 2, []]] * 2] * RANKS
 
 
 @pytest.mark.slow

@@ -26,9 +26,6 @@ STATE = {
     # The code that is being run or traced.
     "core/deadlock/one_rank_code.py": {"PLACE"},
     "training/jit_compile.py": {"_ACTIVE"},
-    # Lists of variables and gradients, by generation of the world.
-    "collectives/signature.py": {"_AGREED"},
-    "consistency/in_step.py": {"_eager_counts", "_graph_counts"},
     # Functions that other modules add.
     "collectives/_join.py": {"after_join"},
     # Objects of TensorFlow and Keras, by weak reference.

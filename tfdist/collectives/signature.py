@@ -23,9 +23,20 @@ _logger = logging.getLogger("tfdist")
 
 _MANY_LISTS = 1000  # more lists are probably a mistake in the program
 
-# (generation of the world, process set, description) → result of the agreement: the id
-# of the list, and which flags are set on any rank.
-_AGREED: dict[tuple[int, int, str], tuple[str, list[bool]]] = {}
+
+class _AgreedLists:
+    """Lists that the ranks of this world have compared.
+
+    Attributes:
+        found: (process set, description) → the id of the list, and which flags are set
+            on any rank.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str], tuple[str, list[bool]]] = {}
+
+    def close(self) -> None:
+        """Does nothing, because nothing is open."""
 
 
 def agree(
@@ -66,13 +77,14 @@ def find_registered(
     Returns:
         The id of the list and its flags, or None for a new list.
     """
+    agreed = _agreed_lists()
     key = _key(lines, options, process_set)
-    if key not in _AGREED:
-        found = native.find_gradient_list(key[2], count, process_set=key[1])
+    if key not in agreed:
+        found = native.find_gradient_list(key[1], count, process_set=key[0])
         if found is None:
             return None
-        _AGREED[key] = found
-    return _AGREED[key]
+        agreed[key] = found
+    return agreed[key]
 
 
 def register(
@@ -97,27 +109,26 @@ def register(
     Raises:
         tfdist.MismatchError: on all ranks, if the lists or the options differ.
     """
+    agreed = _agreed_lists()
     key = _key(lines, options, process_set)
-    if key not in _AGREED:
-        one_rank_code.check_not_alone("The reduction of gradients", key[1])
-        claim([(key[1], _list_name(options))])
+    if key not in agreed:
+        one_rank_code.check_not_alone("The reduction of gradients", key[0])
+        claim([(key[0], _list_name(options))])
         try:
             found = native.register_gradient_list(
-                key[2], list(flags), process_set=key[1]
+                key[1], list(flags), process_set=key[0]
             )
         except native.CoreError as error:
             raise _public_error(error, options, hint) from None
-        for old in [one for one in _AGREED if one[0] != key[0]]:
-            del _AGREED[old]
-        _AGREED[key] = found
-        if len(_AGREED) == _MANY_LISTS:
+        agreed[key] = found
+        if len(agreed) == _MANY_LISTS:
             _logger.warning(
                 "%d lists of gradients or variables are registered, and all of them "
                 "stay in memory. Give a tape or an optimizer the same name in every "
                 "step.",
                 _MANY_LISTS,
             )
-    return _AGREED[key]
+    return agreed[key]
 
 
 def registered_lists() -> list[tuple[str, list[bool]]]:
@@ -175,11 +186,14 @@ def _list_name(options: str) -> str:
     return f"list of gradients or variables {name}".rstrip()
 
 
+def _agreed_lists() -> dict[tuple[int, str], tuple[str, list[bool]]]:
+    return runtime.get_resource("agreed lists", _AgreedLists).found
+
+
 def _key(
     lines: Sequence[str], options: str, process_set: ProcessSet | None
-) -> tuple[int, int, str]:
-    description = "\n".join([*lines, options])
-    return runtime.generation(), id_of(process_set), description
+) -> tuple[int, str]:
+    return id_of(process_set), "\n".join([*lines, options])
 
 
 def renamed_layers(error: native.CoreError) -> str:

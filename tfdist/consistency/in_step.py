@@ -46,10 +46,44 @@ _DENSE_UP_TO = 1024
 # Number of bytes hashed of a larger variable, so that a step stays fast.
 _LIMIT_BYTES = 64 << 20
 
-# (generation of the world, process set, gradient list) → number of its reductions: an
-# integer in eager mode, a variable in graphs.
-_eager_counts: dict[tuple[int, int, str], int] = {}
-_graph_counts: dict[tuple[int, int, str], tf.Variable] = {}
+_Key = tuple[int, str]  # number of the process set, id of the gradient list
+
+
+class _Counts:
+    """Numbers of reductions of each gradient list in this world.
+
+    Several threads may count at the same time. Each of them reduces other lists, and
+    the dictionaries are read, changed and copied by atomic operations only.
+    """
+
+    def __init__(self) -> None:
+        self._eager: dict[_Key, int] = {}
+        self._graph: dict[_Key, tf.Variable] = {}
+
+    def add_eager(self, key: _Key) -> int:
+        """Counts a reduction in eager mode; returns the number of reductions."""
+        count = self._eager[key] = self._eager.get(key, 0) + 1
+        return count
+
+    def in_graph(self, key: _Key) -> tf.Variable:
+        """Returns the count that all traces of a function share."""
+        if key not in self._graph:
+            # A later trace of a tf.function must not create a tf.Variable.
+            with tf.init_scope():
+                self._graph[key] = ResourceVariable(0, dtype=tf.int64, trainable=False)
+        return self._graph[key]
+
+    def reset(self, set_id: int) -> None:
+        """Resets the counts of a process set."""
+        for key in list(self._eager):
+            if key[0] == set_id:
+                self._eager[key] = 0
+        for key, count in list(self._graph.items()):
+            if key[0] == set_id:
+                count.assign(0)
+
+    def close(self) -> None:
+        """Does nothing, because nothing is open."""
 
 
 def is_due(count: int) -> bool:
@@ -97,11 +131,9 @@ def compare_in_step(
     """
     if not (variables and is_on() and may_have_other_ranks(process_set)):
         return reduced
-    key = (runtime.generation(), id_of(process_set), list_id)
+    key = (id_of(process_set), list_id)
     if tf.executing_eagerly():
-        if key not in _eager_counts:
-            _drop_earlier_worlds(_eager_counts, key[0])
-        count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
+        count = _counts().add_eager(key)
         if is_due(count) and not _callbacks_compare():
             _compare_now(
                 _variables_to_compare(variables, process_set),
@@ -129,7 +161,7 @@ def may_have_other_ranks(process_set: ProcessSet | None = None) -> bool:
 def _compare_now(
     to_compare: list[tuple[Any, str]],
     count: int,
-    key: tuple[int, int, str],
+    key: _Key,
     process_set: ProcessSet | None,
     advice: str,
 ) -> None:
@@ -153,13 +185,13 @@ def _compare_now(
 def _compare_when_run(
     to_compare: list[tuple[Any, str]],
     reduced: list[Any],
-    key: tuple[int, int, str],
+    key: _Key,
     process_set: ProcessSet | None,
     advice: str,
 ) -> list[Any]:
     names = [path_of(v) for v, _ in to_compare]
     kinds = [kind for _, kind in to_compare]
-    count = _graph_count(key).assign_add(1)
+    count = _counts().in_graph(key).assign_add(1)
 
     def explain_rows(rows: np.ndarray, number: np.ndarray) -> bytes:
         were_sent = were_broadcast([v for v, _ in to_compare])
@@ -261,21 +293,8 @@ def _is_due_in_graph(count: tf.Tensor) -> tf.Tensor:
     return in_beginning | ((count > _DENSE_UP_TO) & tf.equal(count % _DENSE_UP_TO, 0))
 
 
-def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
-    """Returns the count of a list's reductions, shared by all traces of a function."""
-    if key not in _graph_counts:
-        _drop_earlier_worlds(_graph_counts, key[0])
-        # A later trace of a tf.function must not create a tf.Variable.
-        with tf.init_scope():
-            _graph_counts[key] = ResourceVariable(0, dtype=tf.int64, trainable=False)
-    return _graph_counts[key]
-
-
-def _drop_earlier_worlds(
-    counts: dict[tuple[int, int, str], Any], generation: int
-) -> None:
-    for key in [one for one in counts if one[0] != generation]:
-        del counts[key]
+def _counts() -> _Counts:
+    return runtime.get_resource("consistency/counts", _Counts)
 
 
 def restart_counts() -> None:
@@ -289,18 +308,14 @@ def restart_counts() -> None:
 
 def _reset_counts(set_id: int) -> None:
     """Resets the counts after a join: ranks without data have not counted."""
-    for key in [one for one in _eager_counts if one[1] == set_id]:
-        del _eager_counts[key]
-    for key, count in _graph_counts.items():
-        if key[:2] == (runtime.generation(), set_id):
-            count.assign(0)
+    _counts().reset(set_id)
 
 
 after_join.append(_reset_counts)
 
 
-def _name(key: tuple[int, int, str]) -> str:
-    return f"comparison of weights.{key[2][:8]}"
+def _name(key: _Key) -> str:
+    return f"comparison of weights.{key[1][:8]}"
 
 
 def _moment(count: int) -> str:
