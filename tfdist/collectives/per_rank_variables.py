@@ -44,8 +44,9 @@ def note_broadcast(variables: Sequence[Any]) -> None:
     """Records the variables of a `broadcast_variables` call: the state of one model."""
     key = tuple(map(identity, variables))
     _broadcast_lists[key] = [weakref.ref(variable) for variable in variables]
-    while len(_broadcast_lists) > _MAX_LISTS:
-        del _broadcast_lists[next(iter(_broadcast_lists))]
+    # Another thread may remove the same lists.
+    for oldest in list(_broadcast_lists)[:-_MAX_LISTS]:
+        _broadcast_lists.pop(oldest, None)
 
 
 def were_broadcast(variables: Sequence[Any]) -> bool:
@@ -73,7 +74,7 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
 
 def _live_broadcast_lists() -> Iterator[list[Any]]:
     """Yields the existing variables of each list; identities may have been reused."""
-    for references in _broadcast_lists.values():
+    for references in list(_broadcast_lists.values()):
         alive = (reference() for reference in references)
         yield [variable for variable in alive if variable is not None]
 

@@ -80,8 +80,9 @@ def claim_when_called(cls: Any) -> None:
             keys = known.get(self.name)
             if keys is None:
                 keys = known[self.name] = list(_keys_in(self))
-                if len(known) > _MAX_FUNCTIONS:
-                    del known[next(iter(known))]
+                # Another thread may remove the same names.
+                for oldest in list(known)[:-_MAX_FUNCTIONS]:
+                    known.pop(oldest, None)
             if keys:
                 claim(keys)
         return call(self, *args)
