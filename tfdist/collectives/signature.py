@@ -133,11 +133,10 @@ def register(
 
 def registered_lists() -> list[tuple[str, list[bool]]]:
     """Returns the lists of all ranks that are registered: description and flags."""
-    generation = runtime.generation()
     return [
         (description, flags)
-        for (when, process_set, description), (_, flags) in _AGREED.items()
-        if when == generation and process_set == 0
+        for (process_set, description), (_, flags) in list(_agreed_lists().items())
+        if process_set == 0
     ]
 
 
@@ -154,10 +153,12 @@ def register_again(lists: Sequence[tuple[str, list[bool]]]) -> None:
     Raises:
         native.CoreError: a rank failed.
     """
-    _AGREED.clear()
+    agreed = _agreed_lists()
+    agreed.clear()
     for description, flags in lists:
-        found = native.register_gradient_list(description, list(flags), process_set=0)
-        _AGREED[runtime.generation(), 0, description] = found
+        agreed[0, description] = native.register_gradient_list(
+            description, list(flags), process_set=0
+        )
 
 
 def describe_variable(variable: Any, dtype: Any = None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -72,6 +72,16 @@ class _Counts:
             with tf.init_scope():
                 self._graph[key] = ResourceVariable(0, dtype=tf.int64, trainable=False)
         return self._graph[key]
+
+    def of_graphs(self) -> dict[_Key, tf.Variable]:
+        """Returns the counts that graphs increase."""
+        return self._graph.copy()
+
+    def take_over(self, of_graphs: Mapping[_Key, tf.Variable]) -> None:
+        """Uses the counts that graphs of an earlier world increase, from 0 on."""
+        for key, count in of_graphs.items():
+            count.assign(0)
+            self._graph[key] = count
 
     def reset(self, set_id: int) -> None:
         """Resets the counts of a process set."""
@@ -297,13 +307,18 @@ def _counts() -> _Counts:
     return runtime.get_resource("consistency/counts", _Counts)
 
 
-def restart_counts() -> None:
-    """Restarts the counts in a new generation of the world, also those in graphs."""
-    _eager_counts.clear()
-    for (_, set_id, list_id), count in list(_graph_counts.items()):
-        count.assign(0)
-        _graph_counts[runtime.generation(), set_id, list_id] = count
-    _drop_earlier_worlds(_graph_counts, runtime.generation())
+def counts_in_graphs() -> dict[_Key, tf.Variable]:
+    """Returns the counts that traced functions of this world increase."""
+    return _counts().of_graphs()
+
+
+def restart_counts(of_graphs: Mapping[_Key, tf.Variable]) -> None:
+    """Lets traced functions of an earlier world count from 0 in this one.
+
+    Args:
+        of_graphs: result of `counts_in_graphs` in the earlier world.
+    """
+    _counts().take_over(of_graphs)
 
 
 def _reset_counts(set_id: int) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.signature import register_again, registered_lists
-from tfdist.consistency.in_step import restart_counts
+from tfdist.consistency.in_step import counts_in_graphs, restart_counts
 from tfdist.core import engines, native, runtime, weights_state
 from tfdist.core.generations import Generations
 from tfdist.core.rendezvous import settings_check
@@ -78,12 +78,13 @@ def enter_next(
     Raises:
         tfdist.RankFailedError: the job cannot go on; the message says why.
     """
-    lists = registered_lists()
+    lists, counts = registered_lists(), counts_in_graphs()
 
     def share_all() -> None:
         nonlocal lists
         newest = _find_newest(committed)
         lists = _register_lists_of(newest.root, lists)
+        restart_counts(counts)
         share(newest)
 
     try:
@@ -114,7 +115,6 @@ def _register_lists_of(
     )
     lists = [(description, flags) for description, flags in known]
     register_again(lists)
-    restart_counts()
     return lists
 
 
