@@ -47,6 +47,7 @@ def end_of_the_reader(name):
 )
 def test_who_waits_for_a_reader_that_is_killed_names_it_at_once(name):
     found = run_ranks(end_of_the_reader, 3, name, may_die=[0])
+    assert found[0] == -getattr(signal, name)
     for one, seen in found[1:]:
         assert one["class"] == "RankFailedError", one
         assert one["record"]["rank"] == 0

@@ -374,6 +374,37 @@ def test_after_a_fit_that_raised_signals_have_their_former_effect():
     assert found["kept"]
 
 
+def signals_after_a_custom_loop():
+    """Signals that the previous handler has got, without and with a shutdown."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse", jit_compile=False
+    )
+    received, found = [], []
+
+    def send():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        found.append(list(received))
+
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        for ends in (False, True):
+            stop = StopOnSignal(Checkpoint("none.keras"))
+            listed = keras.callbacks.CallbackList([stop], model=model)
+            listed.on_train_begin()  # and never on_train_end, as if the loop had raised
+            if ends:
+                tfdist.shutdown()
+            send()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return found
+
+
+def test_after_a_custom_loop_that_raised_signals_have_their_effect_again_at_shutdown():
+    # The first signal is noted by the callback, whose loop might still run.
+    assert run_ranks(signals_after_a_custom_loop, 1) == [[[], [signal.SIGUSR1]]]
+
+
 def wrong(folder):
     best = Checkpoint(folder + "/best.keras", save_best_only=True)
     return outcome(lambda: StopOnSignal(best))

@@ -57,7 +57,8 @@ class StopOnSignal(RankCallback):
             as `{val_loss}`, is "none" in the file name.
         signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (sent by Slurm with
             `--signal=USR1@60`). They are handled only during `fit`, even if `fit` ends
-            with an error. A custom loop has to call `on_train_end`.
+            with an error. A custom loop has to call `on_train_end`. If it raises an
+            error before, they are handled until `tfdist.shutdown()`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
@@ -96,6 +97,7 @@ class StopOnSignal(RankCallback):
         self._received = 0
         self._before: dict[int, Any] = {}
         self._is_of_fit = False
+        self._generation = 0  # of the world in which it handles signals
         self._listens = False  # for the fit that is about to start
         self._training = False  # in `fit`, not in a separate `model.evaluate`
         self._at_start = False  # before the first step
@@ -254,6 +256,7 @@ class StopOnSignal(RankCallback):
         self._listens = True
         self._received = 0
         self._is_of_fit = is_in_fit(self.model)
+        self._generation = runtime.generation()
         self._doing = "the start of fit"
         for number in self.signals:
             self._give_back_of_another(number)
@@ -266,7 +269,7 @@ class StopOnSignal(RankCallback):
         if self._still_runs():
             self._received = number
             self._announce(number)
-        else:  # fit has raised, and nothing would check for the signal
+        else:  # training has raised, and nothing would check for the signal
             self._give_back()
             signal.raise_signal(number)
 
@@ -282,8 +285,13 @@ class StopOnSignal(RankCallback):
         )
 
     def _still_runs(self) -> bool:
-        """Returns whether training still runs; called in the main, training thread."""
-        return not self._is_of_fit or is_in_fit(self.model)
+        """Returns whether training still runs; called in the main, training thread.
+
+        If a custom loop has raised, this is known only when its world has ended.
+        """
+        if self._is_of_fit:
+            return is_in_fit(self.model)
+        return runtime.is_initialized() and runtime.generation() == self._generation
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
