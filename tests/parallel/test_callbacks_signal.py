@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import unittest.mock
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist.callbacks import Checkpoint, StopOnSignal
+from tfdist.core import runtime, world
+from tfdist.core.rendezvous.renewal import Place
 
 STEPS = 6
 
@@ -374,8 +377,18 @@ def test_after_a_fit_that_raised_signals_have_their_former_effect():
     assert found["kept"]
 
 
+def next_generation():
+    place = Place(generation=runtime.generation() + 1, rank=0, size=1)
+    with unittest.mock.patch.dict(os.environ):
+        world.reconnect(place, timeout_s=30.0)
+
+
 def signals_after_a_custom_loop():
-    """Signals that the previous handler has got, without and with a shutdown."""
+    """Signals that the previous handler has got after each of three custom loops.
+
+    After the first loop the world stays as it is. After the second loop it is replaced
+    by the next generation of an elastic job, and after the third it is shut down.
+    """
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(
         tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse", jit_compile=False
@@ -388,12 +401,12 @@ def signals_after_a_custom_loop():
 
     before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     try:
-        for ends in (False, True):
+        for end in (None, next_generation, tfdist.shutdown):
             stop = StopOnSignal(Checkpoint("none.keras"))
             listed = keras.callbacks.CallbackList([stop], model=model)
             listed.on_train_begin()  # and never on_train_end, as if the loop had raised
-            if ends:
-                tfdist.shutdown()
+            if end is not None:
+                end()
             send()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -401,8 +414,8 @@ def signals_after_a_custom_loop():
 
 
 def test_after_a_custom_loop_that_raised_signals_have_their_effect_again_at_shutdown():
-    # The first signal is noted by the callback, whose loop might still run.
-    assert run_ranks(signals_after_a_custom_loop, 1) == [[[], [signal.SIGUSR1]]]
+    # Until then the signals are noted by the callback, whose loop might still run.
+    assert run_ranks(signals_after_a_custom_loop, 1) == [[[], [], [signal.SIGUSR1]]]
 
 
 def wrong(folder):

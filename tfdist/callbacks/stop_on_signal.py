@@ -97,7 +97,7 @@ class StopOnSignal(RankCallback):
         self._received = 0
         self._before: dict[int, Any] = {}
         self._is_of_fit = False
-        self._generation = 0  # of the world in which it handles signals
+        self._shutdowns = 0  # of this process, when the handlers were installed
         self._listens = False  # for the fit that is about to start
         self._training = False  # in `fit`, not in a separate `model.evaluate`
         self._at_start = False  # before the first step
@@ -256,7 +256,7 @@ class StopOnSignal(RankCallback):
         self._listens = True
         self._received = 0
         self._is_of_fit = is_in_fit(self.model)
-        self._generation = runtime.generation()
+        self._shutdowns = runtime.shutdowns()
         self._doing = "the start of fit"
         for number in self.signals:
             self._give_back_of_another(number)
@@ -287,11 +287,11 @@ class StopOnSignal(RankCallback):
     def _still_runs(self) -> bool:
         """Returns whether training still runs; called in the main, training thread.
 
-        If a custom loop has raised, this is known only when its world has ended.
+        If a custom loop has raised, this is known only after a `shutdown`.
         """
         if self._is_of_fit:
             return is_in_fit(self.model)
-        return runtime.is_initialized() and runtime.generation() == self._generation
+        return runtime.shutdowns() == self._shutdowns
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():

@@ -40,6 +40,7 @@ class State:
     reduces_gradients: bool = False  # in this generation
     was_restored: bool = False  # the weights, after the failure of this generation
     generation: int = 0
+    shutdowns: int = 0  # how often this process has left a job
     on_demand: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     credentials: LinkCredentials | None = None
@@ -97,6 +98,15 @@ def setting(name: str) -> Any:
 def generation() -> int:
     """Returns how often this process has been initialized; the same on all ranks."""
     return state.generation
+
+
+def shutdowns() -> int:
+    """Returns how often this process has left a job by `shutdown`.
+
+    An elastic job also leaves a generation when it enters the next one; this does not
+    count.
+    """
+    return state.shutdowns
 
 
 def live_sets() -> list[ProcessSet]:

@@ -198,7 +198,7 @@ def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
         engine.start(mesh, timeout_s)
     except native.CoreError as error:
         native.abort(error.message)
-        shutdown()
+        _disconnect()
         raise
 
 
@@ -223,7 +223,7 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
     except native.CoreError as error:
         native.abort(error.message)
         runtime.state.timeline = None
-        shutdown()
+        _disconnect()
         raise
 
 
@@ -310,7 +310,7 @@ def reconnect(place: renewal.Place, timeout_s: float) -> None:
     """
     with runtime.lock:
         reduces_gradients = runtime.state.reduces_gradients
-        shutdown()
+        _disconnect()
         os.environ.update(place.variables(os.environ))
         runtime.state.generation = place.generation - 1
         _connect(timeout_s)
@@ -331,10 +331,19 @@ def shutdown() -> None:
         False
     """
     with runtime.lock:
-        if runtime.state.topology is None or runtime.state.pid != os.getpid():
+        if runtime.is_initialized():
+            _disconnect()
+            runtime.state.shutdowns += 1
+
+
+def _disconnect() -> None:
+    """Leaves the world of this process, if there is one, and stops the engine."""
+    with runtime.lock:
+        topology = runtime.state.topology
+        if topology is None or runtime.state.pid != os.getpid():
             return
         _warn_if_nothing_was_reduced()
-        topology, runtime.state.topology = runtime.state.topology, None
+        runtime.state.topology = None
         failed_rank.end()
         for helper in runtime.state.resources.values():
             helper.close()
