@@ -3,7 +3,8 @@
     tfdistrun -np 2 --min-np 1 python recipes/mnist_elastic.py
 
 While it runs, kill one of its processes (`kill -9 PID`): the other one continues at
-once, and a new process joins. The numbered statements make the loop elastic.
+once, and a new process joins, if the training lasts longer than its start. The numbered
+statements make the loop elastic.
 """
 
 import os
