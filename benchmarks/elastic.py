@@ -1,4 +1,4 @@
-"""What elastic training costs, and how a job goes on when ranks are killed.
+"""Measures the cost of elastic training, and a job whose ranks are killed.
 
     python benchmarks/elastic.py cost [--rounds 7]    # with State and without, in turn
     python benchmarks/elastic.py kills [--seconds 60] # draws docs/images/elastic.svg

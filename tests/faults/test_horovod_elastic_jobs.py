@@ -54,7 +54,7 @@ def check_joined(done, survivor, newcomer, first_rank):
 
 
 def weights_after(batches):
-    """What elastic_variables.py ends with, if each batch counts once."""
+    """Final weights of elastic_variables.py, if each batch counts once."""
     rows = np.random.default_rng(1).integers(-8, 8, (32, 4)).astype(float)
     targets = rows @ np.array([1.0, 2.0, 3.0, 4.0])
     weights = np.zeros(4)

@@ -164,7 +164,7 @@ def newest_states():
     tracked = of_tensorflow.TensorFlowState([w], batch=hvd.rank())
     for state in (own, tracked):
         state.save()
-        # What `run` does in a new generation, in which rank 1 has the newest commit.
+        # As `run` in a new generation, in which rank 1 has the newest commit.
         newest = sharing._find_newest(hvd.rank())
         assert newest == sharing.Newest(root=1, committed=1, is_everywhere=False)
         state._newest_rank = newest.root

@@ -20,7 +20,7 @@ class Processes:
         self.killed, self.formed_ranks = [], []
 
     def start(self, member):
-        return None
+        return False
 
     def kill(self, member):
         self.killed.append(member)

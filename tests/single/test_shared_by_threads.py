@@ -1,4 +1,4 @@
-"""What all threads of a process share: each may change it while others use it."""
+"""State that the threads of a process share: one changes it while others use it."""
 
 import sys
 import threading

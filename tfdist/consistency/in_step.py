@@ -164,8 +164,7 @@ def compare_in_step(
 
 def may_have_other_ranks(process_set: ProcessSet | None = None) -> bool:
     """Returns whether there may be other ranks when a step that is traced now runs."""
-    is_elastic = renewal.member_of(os.environ) is not None
-    return len(members_of(process_set)) > 1 or is_elastic
+    return len(members_of(process_set)) > 1 or renewal.is_elastic(os.environ)
 
 
 def _compare_now(

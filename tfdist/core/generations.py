@@ -41,7 +41,7 @@ class Generations:
 
     def __init__(self, *, hides_failures: bool = True) -> None:
         self._hides_failures = hides_failures
-        self.is_elastic = renewal.member_of(os.environ) is not None
+        self.is_elastic = renewal.is_elastic(os.environ)
         # The variables of a process that has a place say nothing about its start.
         has_place = runtime.generation() > 1
         self.is_newcomer = (

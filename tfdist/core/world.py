@@ -285,9 +285,7 @@ def _expected_topology(placement: Placement) -> native.Topology:
     return native.Topology(
         rank=placement.rank,
         size=placement.size,
-        local_rank=placement.rank
-        if placement.local_rank is None
-        else placement.local_rank,
+        local_rank=placement.local_rank or 0,
         local_size=placement.size,
         cross_rank=0,
         cross_size=1,

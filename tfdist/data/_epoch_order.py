@@ -100,10 +100,7 @@ def positions(
         ...  .ravel().tolist() for r in range(2)] == whole.T.tolist()
         True
     """
-    rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
-    size = runtime.size() if size is None else check_int("size", size, 1)
-    if rank >= size:
-        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
+    rank, size = _rank_and_size(rank, size)
     total = check_int("total", total, 0)
     global_batch = check_int("global_batch", global_batch, 1)
     check_batch(total, global_batch, size)
@@ -161,10 +158,7 @@ def samples_of_step(
         ...  for r in range(2)]
         [[0, 6], [5]]
     """
-    rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
-    size = runtime.size() if size is None else check_int("size", size, 1)
-    if rank >= size:
-        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
+    rank, size = _rank_and_size(rank, size)
     total = check_int("total", total, 0)
     global_batch = check_int("global_batch", global_batch, 1)
     if not size <= global_batch <= total:
@@ -176,6 +170,15 @@ def samples_of_step(
     order = _latest_order(total, check_int("seed", seed, 0), epoch)
     own = order[first * global_batch : (first + 1) * global_batch]
     return np.array_split(own, size)[rank]
+
+
+def _rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
+    """Returns both, checked; those of this process where they are None."""
+    rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
+    size = runtime.size() if size is None else check_int("size", size, 1)
+    if rank >= size:
+        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
+    return rank, size
 
 
 @functools.lru_cache(maxsize=2)

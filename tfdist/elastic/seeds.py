@@ -17,7 +17,7 @@ class SeedsByRank:
 
     Rank r draws from the stream `seed_at(seed, r)`, where `seed` is that of rank 0 at
     the start. After the ranks have changed, `set_for_rank` sets the seeds for the new
-    rank of this process. How far a stream is, is not changed.
+    rank of this process. The positions in the streams are not changed.
 
     Args:
         variables: variables of a `State`; those of `keras.random.SeedGenerator` are

@@ -43,8 +43,8 @@ from tfdist.launch.output import complain
 class Processes(Protocol):
     """Starts and kills the processes of the members of an elastic job."""
 
-    def start(self, member: int) -> int | None:
-        """Starts a member; returns its process id, or None if that failed."""
+    def start(self, member: int) -> bool:
+        """Starts a member; returns False if that failed."""
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it still runs."""
@@ -175,7 +175,7 @@ class ElasticJob:
         actions = self._membership.stopped(member, now_s)
         # The other members do not notice it by themselves before they are connected.
         if not actions and self._is_connecting and member in self._membership.ranks:
-            reason = "its process is stopped, and the other members connect to it"
+            reason = "it is stopped (SIGSTOP) while the other ranks connect to it"
             return [Kill(member, reason)]
         return actions
 
@@ -213,16 +213,15 @@ class ElasticJob:
     def _carry_out_one(self, action: Action, processes: Processes) -> None:
         match action:
             case Start(member):
-                kind = "replacement" if self._has_begun else "spare"
-                pid = processes.start(member)
-                complain(f"{kind} {member} (process {pid or '-'}) is started")
-                if pid is None:
+                if processes.start(member):
+                    kind = "replacement" if self._has_begun else "spare"
+                    pid = self._pids[member]
+                    complain(f"{kind} {member} (process {pid}) is started")
+                else:
                     failed = self._membership.ended(
                         member, failed=True, now_s=time.monotonic()
                     )
                     self._carry_out(failed)
-                else:
-                    self.started(member, pid)
             case Kill(member, reason):
                 if not self._membership.finished:
                     complain(f"{self._name_of(member)} is killed: {reason}")

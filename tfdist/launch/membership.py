@@ -160,12 +160,13 @@ class Membership:
         self._requests: dict[int, Request] = {}
         self._opened_s: float | None = None  # None: no round is open
         self._unready: set[int] = set()  # live newcomers that have not become ready
-        # When a newcomer has to be ready, and a refused process has to have ended.
+        # When a newcomer has to be ready, a member that was named as failed has to have
+        # asked, and a refused process has to have ended.
         self._deadlines_s: dict[int, float] = {}
         self._announced = 0  # the last generation that was notified of newcomers
         self.restarts = 0
         self._next_member = size
-        self.start_failures = 0  # in a row
+        self.start_failures = 0
         self.program = ""
         self.committed = -1
         self._committed_at_failure = -1

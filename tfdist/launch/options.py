@@ -100,7 +100,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _restarts(text: str) -> int:
+def _number_of_processes(text: str) -> int:
     if not text.isdecimal() or int(text) > 1000000:
         raise argparse.ArgumentTypeError(
             f"expected a number from 0 to 1000000, got {text}"
@@ -331,20 +331,21 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         dest="min_size",
         type=_count,
         metavar="N",
-        help="go on when ranks are lost, as long as N are left, and start a process in "
-        "place of each. The program has to run its steps in tfdist.elastic.State or "
-        "hvd.elastic.run. All ranks must be on this host. See docs/elastic.md",
+        help="go on when ranks are lost, and start a process in place of each. With "
+        "fewer than N ranks, the job waits for them. The program has to take its steps "
+        "from tfdist.elastic.State, or use hvd.elastic.run. All ranks must be on this "
+        "host. See docs/elastic.md",
     )
     made.add_argument(
         "--max-restarts",
-        type=_restarts,
+        type=_number_of_processes,
         metavar="N",
         help="with --min-np: number of processes that are started in place of lost "
         f"ranks, at most (default: {DEFAULT_RESTARTS})",
     )
     made.add_argument(
         "--spares",
-        type=_restarts,
+        type=_number_of_processes,
         metavar="N",
         help="with --min-np: number of further processes that are kept ready to take "
         "the place of a lost rank at once (default: 0). They do not count as restarts, "

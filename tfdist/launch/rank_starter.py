@@ -62,7 +62,6 @@ class RankStarter:
             one.go()
         for place in job.plan.local:
             self._start(outputs[place.rank], job.variables_of(place), place.rank)
-            self._slots[place.rank] = place.rank
 
     def _log(self, name: str) -> Any:
         log = open(self._job.folder / name, "ab", buffering=0)
@@ -74,7 +73,7 @@ class RankStarter:
         variables: Mapping[str, str],
         slot: int,
         member: int | None = None,
-    ) -> int:
+    ) -> None:
         """Starts a process on the processors of the rank `slot`."""
         job = self._job
         environ = {
@@ -85,7 +84,7 @@ class RankStarter:
             **variables,
         }
         binds = job.options.bind_to != "none"
-        return self._supervisor.start(
+        self._supervisor.start(
             own,
             *job.streams.mergers(own),
             member=member,
@@ -94,11 +93,12 @@ class RankStarter:
             terminal_columns=job.streams.terminal_columns(own),
             processors=job.bound[slot] if binds else None,
         )
+        self._slots[slot if member is None else member] = slot
 
     # ---- of an elastic job ----
 
-    def start(self, member: int) -> int | None:
-        """Starts a replacement; returns its process id, or None if that failed."""
+    def start(self, member: int) -> bool:
+        """Starts a replacement; returns False if that failed."""
         places = self._job.plan.local
         used = {
             self._slots[one] for one in self._supervisor.running & self._slots.keys()
@@ -112,12 +112,11 @@ class RankStarter:
         try:
             own = self._job.output_of(rank, self._log(f"replacement-{member}.log"))
             own.name = f"replacement {member}"  # until it has joined
-            pid = self._start(own, variables, place.rank, member)
+            self._start(own, variables, place.rank, member)
         except OSError as error:
             complain(f"replacement {member} cannot be started: {error}")
-            return None
-        self._slots[member] = place.rank
-        return pid
+            return False
+        return True
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it still runs."""

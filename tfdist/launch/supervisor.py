@@ -126,7 +126,7 @@ class Supervisor:
         *,
         member: int | None = None,
         **options: Any,
-    ) -> int:
+    ) -> None:
         """Starts a rank of this host, and watches it.
 
         Args:
@@ -136,9 +136,6 @@ class Supervisor:
             member: number of a replacement in an elastic job; None: the rank.
             options: further arguments of `RankLoop.start`.
 
-        Returns:
-            The process id.
-
         Raises:
             OSError: no process or descriptor is available.
         """
@@ -146,10 +143,8 @@ class Supervisor:
         self._loop.start(number, stdout, stderr, **options)
         self._outputs[number] = output
         self._running.add(number)
-        pid = self._loop.running[number].process.pid
-        if self._elastic is not None and member is None:
-            self._elastic.started(number, pid)
-        return pid
+        if self._elastic is not None:
+            self._elastic.started(number, self._loop.running[number].process.pid)
 
     # ---- for `elastic` ----
 

@@ -1,4 +1,4 @@
-"""What an elastic script leaves for the test; kills the process if it is asked to."""
+"""Report of an elastic script for its test; kills the process if asked to."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ SLOW_S = 0.2
 
 
 class Report:
-    """What one process of an elastic job has done.
+    """Records the work of one process of an elastic job.
 
     A file kill-<member>-<batch> makes this member kill itself after the batch, and
     raise-<member>-<batch> makes it raise a HorovodInternalError. While

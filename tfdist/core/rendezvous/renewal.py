@@ -87,6 +87,11 @@ def member_of(environ: Mapping[str, str]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Returns whether this process belongs to an elastic job."""
+    return member_of(environ) is not None
+
+
 def is_newcomer(environ: Mapping[str, str]) -> bool:
     """Returns whether this process was started to replace a rank, and has no place yet.
 

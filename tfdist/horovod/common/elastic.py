@@ -198,7 +198,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-        if renewal.member_of(os.environ) is not None:
+        if renewal.is_elastic(os.environ):
             from tfdist.horovod._elastic_loop import ElasticLoop  # needs TensorFlow
 
             return ElasticLoop(state).run(func, args, kwargs)
