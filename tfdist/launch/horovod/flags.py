@@ -174,7 +174,7 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         dest="min_num_proc",
         type=int,
         metavar="N",
-        help="go on when ranks are lost, as long as N are left",
+        help="go on when ranks are lost; wait for new ones with fewer than N",
     )
     _value(
         group,
@@ -189,7 +189,7 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         "--reset-limit",
         type=int,
         metavar="N",
-        help="number of processes that are started in place of lost ranks, at most",
+        help="the most processes that are started in place of lost ranks",
     )
     ignored = "ignored: hosts do not join a running job"
     _value(group, "--slots-per-host", type=int, metavar="N", help=ignored)
