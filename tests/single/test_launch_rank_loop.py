@@ -134,7 +134,9 @@ def test_what_waits_to_be_written_is_written_when_there_is_room(loop, pipe):
     assert os.read(read, 9) == b"x"
 
 
+# Ignores SIGTERM, and not SIGINT, which a job in a script's background would inherit.
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+IGNORES += "signal.signal(signal.SIGINT, signal.SIG_DFL); "
 IGNORES += "print('ready', flush=True); time.sleep(600)"
 
 
