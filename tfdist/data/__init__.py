@@ -7,6 +7,7 @@ Example:
 """
 
 from tfdist.data._epoch_order import epoch_order, positions, samples_of_step
+from tfdist.data._global_batches import global_batches
 from tfdist.data._records import Records
 from tfdist.data._scatter import scatter
 from tfdist.data._shard import batch_sizes, seed, shard
@@ -15,6 +16,7 @@ __all__ = [
     "Records",
     "batch_sizes",
     "epoch_order",
+    "global_batches",
     "positions",
     "samples_of_step",
     "scatter",

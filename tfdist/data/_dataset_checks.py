@@ -217,3 +217,67 @@ def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
             if seeds == [0, 0] or (source._rerandomize and not same_iterator):
                 return True
     return False
+
+
+def count_rows(data: Any, expected: str) -> int:
+    """Returns the number of samples in an array, or in a tuple or dict of arrays.
+
+    Args:
+        data: the arrays, with the samples along the first axis.
+        expected: what the caller accepts, for messages.
+
+    Raises:
+        TypeError: `data` is a list, or contains something without rows.
+        ValueError: the arrays have different lengths.
+    """
+    if _has_list(data):
+        raise TypeError(
+            "Expected a tuple or dict of arrays, got a list. tf.data would convert it "
+            "to a single array with the list as its first axis. Write (a, b) instead "
+            "of [a, b], or use numpy.asarray(...) if the list contains the samples of "
+            "one array."
+        )
+    arrays = tf.nest.flatten(data)
+    wrong = [a for a in arrays if not _has_rows(a)]
+    if wrong or not arrays:
+        found = type(data).__name__
+        if wrong and wrong[0] is not data:
+            found = f"{type(wrong[0]).__name__} in a {found}"
+        advice = _advice(wrong[0]) if wrong else ""
+        raise TypeError(
+            f"Expected {expected} with the samples along the first axis, got {found}."
+            f"{advice}"
+        )
+    lengths = {int(a.shape[0]) for a in arrays}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"Expected arrays with equal first axes, got lengths {sorted(lengths)}."
+        )
+    return lengths.pop()
+
+
+def _advice(wrong: Any) -> str:
+    if isinstance(wrong, tf.SparseTensor):
+        return (
+            " Pass tf.data.Dataset.from_tensor_slices(data), a dataset of single rows."
+        )
+    if hasattr(wrong, "num_batches"):  # a PyDataset of Keras
+        return (
+            " A PyDataset creates its own batches. Let its __getitem__ return this "
+            "rank's batches, with the sizes from tfdist.data.batch_sizes(...)."
+        )
+    return ""
+
+
+def _has_rows(array: Any) -> bool:
+    """Returns whether the array can be sliced to every n-th row."""
+    has_axes = hasattr(array, "shape") and len(array.shape) > 0
+    return has_axes and hasattr(array, "__getitem__")
+
+
+def _has_list(data: Any) -> bool:
+    if isinstance(data, dict):
+        data = tuple(data.values())
+    return isinstance(data, list) or (
+        isinstance(data, tuple) and any(map(_has_list, data))
+    )

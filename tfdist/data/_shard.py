@@ -213,54 +213,8 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
 
 def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
     """Returns the number of samples and this rank's rows of every array."""
-    if _has_list(data):
-        raise TypeError(
-            "Expected a tuple or dict of arrays, got a list. tf.data would convert it "
-            "to a single array with the list as its first axis. Write (a, b) instead "
-            "of [a, b], or use numpy.asarray(...) if the list contains the samples of "
-            "one array."
-        )
-    arrays = tf.nest.flatten(data)
-    wrong = [a for a in arrays if not _has_rows(a)]
-    if wrong or not arrays:
-        found = type(data).__name__
-        if wrong and wrong[0] is not data:
-            found = f"{type(wrong[0]).__name__} in a {found}"
-        advice = ""
-        if wrong and isinstance(wrong[0], tf.SparseTensor):
-            advice = (
-                " Pass tf.data.Dataset.from_tensor_slices(data), a dataset of single "
-                "rows."
-            )
-        elif wrong and hasattr(wrong[0], "num_batches"):  # a PyDataset of Keras
-            advice = (
-                " A PyDataset creates its own batches. Let its __getitem__ return this "
-                "rank's batches, with the sizes from tfdist.data.batch_sizes(...)."
-            )
-        raise TypeError(
-            "Expected a tf.data.Dataset, or arrays with the samples along the first "
-            f"axis, got {found}.{advice}"
-        )
-    lengths = {int(a.shape[0]) for a in arrays}
-    if len(lengths) != 1:
-        raise ValueError(
-            f"Expected arrays with equal first axes, got lengths {sorted(lengths)}."
-        )
-    return lengths.pop(), tf.nest.map_structure(lambda a: a[rank::size], data)
-
-
-def _has_rows(array: Any) -> bool:
-    """Returns whether the array can be sliced to every n-th row."""
-    has_axes = hasattr(array, "shape") and len(array.shape) > 0
-    return has_axes and hasattr(array, "__getitem__")
-
-
-def _has_list(data: Any) -> bool:
-    if isinstance(data, dict):
-        data = tuple(data.values())
-    return isinstance(data, list) or (
-        isinstance(data, tuple) and any(map(_has_list, data))
-    )
+    total = _dataset_checks.count_rows(data, "a tf.data.Dataset, or arrays")
+    return total, tf.nest.map_structure(lambda a: a[rank::size], data)
 
 
 def _batch(
