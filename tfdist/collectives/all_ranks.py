@@ -38,12 +38,15 @@ def run_on_rank(
         process_set: ranks that take part. Only these call it.
 
     Returns:
-        The result of `work`, on all ranks.
+        The result of `work`, on all ranks; None in a newcomer of an elastic job that
+        has not joined.
 
     Raises:
         Exception: on `rank`, the exception raised by `work`.
         tfdist.RankFailedError: on the other ranks, if `work` raised; or a rank failed.
     """
+    if runtime.is_rehearsing():
+        return None
     failure: Exception | None = None
     own: dict[str, Any] = {}
     works = runtime.rank() == rank  # also read by tfdist.core.deadlock

@@ -39,6 +39,7 @@ class State:
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
     was_restored: bool = False  # the weights, after the failure of this generation
+    rehearses: bool = False  # a newcomer of an elastic job that has not joined
     generation: int = 0
     shutdowns: int = 0  # how often this process has left a job
     on_demand: OnDemandLinks | None = None
@@ -98,6 +99,14 @@ def setting(name: str) -> Any:
 def generation() -> int:
     """Returns how often this process has been initialized; the same on all ranks."""
     return state.generation
+
+
+def is_rehearsing() -> bool:
+    """Returns whether this process is a newcomer of an elastic job that has not joined.
+
+    It has the rank and the size that it may get, but its engine has no other ranks.
+    """
+    return state.rehearses
 
 
 def shutdowns() -> int:

@@ -175,6 +175,7 @@ def _connect(timeout_s: float | None) -> None:
         runtime.state.settings = rows
         topology = _expected_topology(placement) if is_newcomer else mesh.topology
         runtime.state.topology = topology
+        runtime.state.rehearses = is_newcomer
         failed_rank.begin(topology.rank)
         runtime.state.pid = os.getpid()
         runtime.state.process_sets = []

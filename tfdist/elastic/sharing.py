@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfdist import collectives
+from tfdist import collectives, errors
 from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.signature import register_again, registered_lists
 from tfdist.consistency.in_step import counts_in_graphs, restart_counts
@@ -92,6 +92,21 @@ def enter_next(
     except native.CoreError as error:
         weights_state.note_restored()
         runtime.raise_public(error)
+
+
+def is_loss(error: Exception) -> bool:
+    """Returns whether an operation has failed because a rank was lost.
+
+    Args:
+        error: an exception of TensorFlow or tfdist.
+    """
+    ours = errors.from_tf(error)
+    if ours is None and isinstance(error, tf.errors.OpError):
+        # TensorFlow may report another operation, which it has cancelled.
+        lost = native.failure()
+        ours = errors.from_core(lost) if lost is not None else None
+    # Also if this rank was excluded: tfdistrun decides whether it goes on.
+    return isinstance(ours, errors.RankFailedError)
 
 
 def _find_newest(committed: int) -> Newest:

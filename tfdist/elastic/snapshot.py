@@ -116,5 +116,14 @@ class Snapshot:
 
     def restore(self) -> None:
         """Sets the variables to the values."""
-        for variable, value in zip(self._variables, self._values, strict=True):
+        self.assign(self._values)
+
+    @property
+    def values(self) -> list[tf.Tensor]:
+        """The values, in the order of the variables."""
+        return list(self._values)
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Sets the variables to other values."""
+        for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)

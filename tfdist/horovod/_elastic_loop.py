@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfdist import collectives, errors
-from tfdist.core import native
 from tfdist.core.generations import Generations
 from tfdist.elastic.sharing import (
     NEWCOMER_COMMITS,
     Newest,
     check_supported,
     enter_next,
+    is_loss,
 )
 from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -151,12 +151,4 @@ class _NewcomersReady(HostsUpdatedInterrupt):
 
 def _is_loss(error: Exception) -> bool:
     """Returns whether a function ended because a rank was lost, or says so."""
-    if isinstance(error, HorovodInternalError):
-        return True
-    ours = errors.from_tf(error)
-    if ours is None and isinstance(error, tf.errors.OpError):
-        # TensorFlow may report another operation, which it has cancelled.
-        lost = native.failure()
-        ours = errors.from_core(lost) if lost is not None else None
-    # Also if this rank was excluded: tfdistrun decides whether it goes on.
-    return isinstance(ours, errors.RankFailedError)
+    return isinstance(error, HorovodInternalError) or is_loss(error)
