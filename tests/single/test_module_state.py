@@ -18,6 +18,7 @@ STATE = {
     "core/failed_rank.py": {"_state"},
     "core/deadlock/watcher.py": {"callers"},
     "elastic/state.py": {"_program"},
+    "callbacks/_elastic_fit.py": {"_program"},
     "launch/processes.py": {"_strangers"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
@@ -35,6 +36,7 @@ STATE = {
     "collectives/per_rank_variables.py": {"_declared", "_broadcast_lists"},
     "collectives/tf_ops/op_names.py": {"_name_counts", "_labels"},
     "data/_dataset_checks.py": {"_part_counts"},
+    "data/_global_batches.py": {"_sources"},
     "gradients/provenance.py": {"_of_eager_tensors", "_of_graphs"},
     "gradients/sample_weights.py": {"synchronized_by"},
     "layers/synchronized.py": {"_contexts_seen"},

@@ -95,11 +95,13 @@ def test_the_lines_about_elastic_training_run(tmp_path, monkeypatch):
     names = started()
     names["x"] = np.random.rand(100, 3).astype("float32")
     names["y"] = np.random.randint(2, size=(100, 1))
+    compiled = names["model"]
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
     names["optimizer"] = keras.optimizers.SGD(0.1)
     names["batch_of"] = lambda batch, rank, size: (names["x"][:8], names["y"][:8])
-    assert len(blocks_of("elastic.md")) == 2
+    assert len(blocks_of("elastic.md")) == 3
     run_page("elastic.md", names)
+    assert int(compiled.optimizer.iterations) == 10  # one step of 64 in each epoch
     assert int(names["optimizer"].iterations) == 200 + 1000
     assert names["state"].batch == 1000
     saved = sorted(path.name for path in tmp_path.glob("*.keras"))

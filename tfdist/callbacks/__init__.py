@@ -29,6 +29,7 @@ ranks" means the ranks of that set, and "rank 0" its lowest rank.
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.callbacks.combine_moving_statistics import CombineMovingStatistics
+from tfdist.callbacks.elastic import Elastic
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
@@ -42,6 +43,7 @@ __all__ = [
     "BroadcastInitialState",
     "Checkpoint",
     "CombineMovingStatistics",
+    "Elastic",
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",

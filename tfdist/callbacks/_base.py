@@ -75,6 +75,13 @@ class RankCallback(keras.callbacks.Callback):
         """Returns whether this callback waits for the other ranks after steps."""
         return False
 
+    def on_ranks_changed(self, *, becomes_first: bool) -> None:
+        """Called in an elastic `fit` after the ranks have changed.
+
+        Args:
+            becomes_first: whether this process was not rank 0, and is now.
+        """
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model, and the callback lists of all ranks."""
         runtime.check_initialized()

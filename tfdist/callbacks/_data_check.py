@@ -45,6 +45,11 @@ class DataCheck:
             self._iterator, self._original = iterator, dataset
             setattr(iterator, _DATASET, self._tap.attach(dataset))
 
+    def stop_collecting(self) -> None:
+        """Lets the `fit` read its dataset as before."""
+        if self._tap is not None:
+            setattr(self._iterator, _DATASET, self._original)
+
     def finish(self) -> None:
         """Compares the samples of all ranks and stops collecting; all ranks call it.
 
@@ -53,7 +58,7 @@ class DataCheck:
         own = tf.zeros([0], tf.int64)
         if self._tap is not None:
             own = tf.constant(self._tap.hashes())
-            setattr(self._iterator, _DATASET, self._original)
+        self.stop_collecting()
         ranks = tf.fill([tf.size(own)], tf.constant(runtime.rank(), tf.int64))
         rows = allgather(
             tf.stack([ranks, own], 1),

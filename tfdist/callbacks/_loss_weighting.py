@@ -18,7 +18,11 @@ from tfdist.core.process_sets import ProcessSet
 _BEFORE = "_tfdist_before"  # attribute of a compute_loss that applies weights
 
 
-def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[bool]:
+def weigh_losses(
+    model: keras.Model,
+    process_set: ProcessSet | None,
+    factor_of: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> list[bool]:
     """Makes `model.compute_loss` weight its gradients by the number of samples.
 
     The value of the loss is unchanged; its gradient is multiplied by
@@ -36,6 +40,8 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     Args:
         model: the model in `fit`; call `restore_compute_loss` at the end.
         process_set: the ranks that train; None for all.
+        factor_of: returns the factor above for n_r; default: the ranks exchange their
+            numbers of samples.
 
     Returns:
         A list that is non-empty once a gradient has been weighted.
@@ -43,6 +49,7 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     restore_compute_loss(model)
     original = model.compute_loss
     seen: list[bool] = []
+    factor_of = factor_of or functools.partial(exchanged_factor, process_set)
 
     @functools.wraps(original)
     def compute_loss(
@@ -55,7 +62,7 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
         )
         with _masks_counted(model._compile_loss, by_elements):
             loss = original(x, y, y_pred, *rest, **named)
-        return weighted(loss, samples, process_set, seen)
+        return weighted(loss, samples, factor_of, seen)
 
     setattr(compute_loss, _BEFORE, vars(model).get("compute_loss"))
     # Bypass setattr: Keras would track it as a part of the model.
@@ -95,25 +102,30 @@ def samples_of(batch: Any) -> tf.Tensor:
 def weighted(
     loss: tf.Tensor,
     samples: tf.Tensor,
-    process_set: ProcessSet | None,
+    factor_of: Callable[[tf.Tensor], tf.Tensor],
     seen: list[bool],
 ) -> tf.Tensor:
     """Returns `loss` with a gradient that is weighted by `samples`."""
 
     def factor() -> tf.Tensor:
         seen[:] = [True]
-        own = tf.cast(samples, tf.float64)
-        total, ranks = tf.unstack(
-            collectives.allreduce(
-                tf.stack([own, tf.ones_like(own)]),
-                op=ReduceOp.SUM,
-                name="UnevenData, samples of a step",
-                process_set=process_set,
-            )
-        )
-        return tf.math.divide_no_nan(own * ranks, total)
+        return factor_of(samples)
 
     return _with_gradient_times(factor, loss)
+
+
+def exchanged_factor(process_set: ProcessSet | None, samples: tf.Tensor) -> tf.Tensor:
+    """Returns n_r K / (n_1 + ... + n_K); the ranks exchange their n_r."""
+    own = tf.cast(samples, tf.float64)
+    total, ranks = tf.unstack(
+        collectives.allreduce(
+            tf.stack([own, tf.ones_like(own)]),
+            op=ReduceOp.SUM,
+            name="UnevenData, samples of a step",
+            process_set=process_set,
+        )
+    )
+    return tf.math.divide_no_nan(own * ranks, total)
 
 
 def weighted_by_elements(

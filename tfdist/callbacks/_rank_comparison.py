@@ -66,6 +66,12 @@ class RankComparison(keras.callbacks.Callback):
         if is_on():
             self._data_check = DataCheck(self.model, process_set_of(self.model))
 
+    def stop_comparing_samples(self) -> None:
+        """Stops collecting samples, which are not compared."""
+        if self._data_check is not None:
+            self._data_check.stop_collecting()
+            self._data_check = None
+
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:

@@ -161,6 +161,15 @@ class MetricAverage(RankCallback):
             elif isinstance(logs[key], float):
                 logs[key] = self._weighted_mean(key, shared)
 
+    @property
+    def has_training_metrics(self) -> bool:
+        """Returns whether the metrics of the steps of this epoch were saved."""
+        return self._training is not None
+
+    def set_training_metrics(self, metrics: Snapshot) -> None:
+        """Replaces the metrics of the steps of this epoch, as counted by this rank."""
+        self._training = metrics
+
     def _kept(self) -> Snapshot | None:
         return Snapshot(self.model) if self._combines_states else None
 

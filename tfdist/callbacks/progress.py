@@ -155,6 +155,14 @@ class Progress(RankCallback):
             self._display = Display(self._file or sys.stdout, self.every_s)
         self._forget()
 
+    def on_ranks_changed(self, *, becomes_first: bool) -> None:
+        """Goes on with the counts of the new ranks; the new rank 0 shows the line."""
+        self._alone = len(members_of(self._ranks)) == 1
+        self._waited_from_s = self._waited_until_s = 0.0
+        self._watches = False
+        if becomes_first:
+            self._display = Display(self._file or sys.stdout, self.every_s)
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the line."""
         if self._is_compiled:

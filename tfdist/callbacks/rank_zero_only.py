@@ -9,12 +9,14 @@ import keras
 
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import kind_of
+from tfdist.callbacks._callback_states import plain_state
 from tfdist.callbacks._list_rules import WRITES
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._state_sync import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
 from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
 from tfdist.core import native, runtime
+from tfdist.core.generations import Generations
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 # Keras callbacks, without subclasses, that change nothing but files.
@@ -87,6 +89,8 @@ class RankZeroOnly(RankCallback):
         self._hooks = overridden_hooks(callback)
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
+        self._keeps_copies = False  # of the callback's state, on all ranks
+        self._unsent: dict[str, Any] | None = None  # changes of a hook that was run
         self._looked_at: set[str] = set()
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
@@ -107,10 +111,27 @@ class RankZeroOnly(RankCallback):
         super().set_params(params)
         self._alone("set_params", params)
 
+    def on_ranks_changed(self, *, becomes_first: bool) -> None:
+        """Continues the callback on the new rank 0, with the state of the last one."""
+        if not becomes_first:
+            return
+        callback = self.callback
+        state = plain_state(vars(callback))
+        callback.set_model(self.model)
+        callback.set_params(self.params)
+        if kind_of(callback) == "CSVLogger":
+            callback.append = True
+            callback.on_train_begin()
+        elif kind_of(callback) != "BackupAndRestore":  # which would restore
+            callback.on_train_begin()
+            vars(callback).update(state)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the list; runs the hook while the others wait."""
         super().on_train_begin(logs)
         self._training = True
+        self._unsent = None
+        self._keeps_copies = Generations().is_elastic
         self._run_on_first_rank("on_train_begin", logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -154,11 +175,16 @@ class RankZeroOnly(RankCallback):
             compare_model(self.model, f"when {self._name} is to save")
 
         def run() -> dict[str, Any]:
+            if self._unsent is not None:  # a rank was lost before the others had it
+                return self._unsent
             before = TrainingState(self.model, with_values=self._looks())
             getattr(self.callback, hook)(*arguments)
-            return before.changes(
+            self._unsent = before.changes(
                 f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
             )
+            if self._keeps_copies:
+                self._unsent["state"] = plain_state(vars(self.callback))
+            return self._unsent
 
         told = run_on_rank(
             self._first,
@@ -169,7 +195,12 @@ class RankZeroOnly(RankCallback):
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )
+        if told is None:  # in a newcomer of an elastic job
+            return
         share(self.model, told, self._first, self._ranks)
+        self._unsent = None
+        if runtime.rank() != self._first:
+            vars(self.callback).update(told.get("state", {}))
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Calls the method on rank 0; no rank waits, so an exception ends the job."""

@@ -185,12 +185,9 @@ class Snapshot:
 
     def __init__(self, model: keras.Model) -> None:
         self.states = states_of(model)
-        self.values = [keras.ops.convert_to_numpy(s.variable) for s in self.states]
         tracker = getattr(model, "_loss_tracker", None)
-        count = getattr(tracker, "count", None)
-        self.samples = (
-            0.0 if count is None else float(keras.ops.convert_to_numpy(count))
-        )
+        self._count = getattr(tracker, "count", None)
+        self.set_values([keras.ops.convert_to_numpy(s.variable) for s in self.states])
 
     def describe(self) -> list[str]:
         """Describes the states, which must be equal on all ranks to be combined."""
@@ -198,6 +195,16 @@ class Snapshot:
             f"{state.name} {value.dtype.name}{list(value.shape)} {state.rule}"
             for state, value in zip(self.states, self.values, strict=True)
         ]
+
+    def set_values(self, values: Sequence[np.ndarray]) -> None:
+        """Replaces the values, without changing the variables."""
+        self.values = list(values)
+        counts = [
+            value
+            for state, value in zip(self.states, self.values, strict=True)
+            if state.variable is self._count
+        ]
+        self.samples = float(counts[0]) if counts else 0.0
 
     def restore(self) -> None:
         """Restores the values."""

@@ -1,0 +1,153 @@
+"""An elastic `fit` whose result shows each sample and each step that counted.
+
+    tfdistrun -np 3 --min-np 2 python -m helpers.elastic_fit_program FOLDER EPOCHS
+
+The model counts how often each sample was used, exactly. Each rank appends a line for
+each step that has ended to FOLDER/commits, and rank 0 writes FOLDER/result.npz and
+FOLDER/history.json. A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill
+itself at this place: "before" or "after" the step, or "end" of the epoch (of any step).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+SAMPLES, GLOBAL_BATCH, SEED = 53, 10, 4
+STEPS = SAMPLES // GLOBAL_BATCH
+SLOW_STEP_S = 0.02
+
+
+def expected_uses(epochs):
+    """The uses of each sample in a run without a failure."""
+    return _expected(epochs)[0]
+
+
+def expected_metrics(epochs):
+    """The mean absolute error of each epoch in a run without a failure."""
+    return _expected(epochs)[1]
+
+
+def _expected(epochs):
+    from tfdist.data import samples_of_step
+
+    uses, metrics = np.zeros(SAMPLES), []
+    for epoch in range(epochs):
+        errors = []
+        for step in range(epoch * STEPS, (epoch + 1) * STEPS):
+            rows = samples_of_step(
+                SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, step=step, rank=0, size=1
+            )
+            errors.append(abs(rows - uses[rows]).mean())
+            uses[rows] += 1
+        metrics.append(np.mean(errors))
+    return uses, np.array(metrics)
+
+
+def main(folder, epochs):
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    tfdist.init()
+    member, size = int(os.environ["TFDIST_MEMBER"]), tfdist.size()
+    commits = os.open(folder / "commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    traces = []
+
+    def kill_if_asked(epoch, step, place):
+        wish = folder / f"kill-{member}-{epoch}-{step}-{place}"
+        if wish.exists():
+            wish.unlink()  # else its replacement would die of it too
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Counting(keras.Model):
+        """Its weights are the uses of the samples; its loss is their sum."""
+
+        def __init__(self):
+            super().__init__()
+            self.uses = self.add_weight(shape=(SAMPLES,), name="uses")
+            self.uses.assign(tf.zeros([SAMPLES]))
+            self.built = True
+
+        def call(self, rows):
+            traces.append(1)
+            return tf.gather(self.uses, tf.cast(rows, tf.int32))[:, tf.newaxis]
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch, logs=None):
+            kill_if_asked(self.epoch, batch, "before")
+
+        def on_train_batch_end(self, batch, logs=None):
+            line = {
+                **{"member": member, "epoch": self.epoch, "step": batch},
+                **{"rank": tfdist.rank(), "size": tfdist.size()},
+                **{"pid": os.getpid(), "time_s": time.monotonic()},
+            }
+            os.write(commits, (json.dumps(line) + "\n").encode())
+            kill_if_asked(self.epoch, batch, "after")
+            if tfdist.size() < size or (folder / "slow").exists():
+                time.sleep(SLOW_STEP_S)
+
+        def on_epoch_end(self, epoch, logs=None):
+            kill_if_asked(epoch, STEPS - 1, "end")
+
+    class CountsEpochs(keras.callbacks.Callback):
+        """Has a state of its own, on rank 0 only."""
+
+        def __init__(self):
+            super().__init__()
+            self.epochs = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += 1
+            assert self.epochs == epoch + 1, (self.epochs, epoch)
+
+    rows = np.arange(SAMPLES, dtype=np.int64)
+    train = tfdist.data.global_batches(
+        (rows, rows.astype(np.float32)[:, np.newaxis]),
+        global_batch=GLOBAL_BATCH,
+        seed=SEED,
+    )
+    model = Counting()
+
+    def loss(y_true, y_pred):
+        """Its gradient is the mean over the samples of a step."""
+        return -y_pred * GLOBAL_BATCH
+
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)),
+        loss,
+        metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
+    )
+    counts = CountsEpochs()
+    history = model.fit(
+        train,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[
+            tfdist.callbacks.Elastic(),
+            Watch(),
+            tfdist.callbacks.MetricAverage(),
+            tfdist.callbacks.RankZeroOnly(
+                keras.callbacks.CSVLogger(str(folder / "log.csv"))
+            ),
+            tfdist.callbacks.RankZeroOnly(counts),
+            keras.callbacks.EarlyStopping(monitor="mae", patience=10**6),
+        ],
+    )
+    assert len(traces) <= 3, f"traced {len(traces)} times"
+    (folder / f"history-{member}.json").write_text(json.dumps(history.history))
+    if tfdist.rank() == 0:
+        np.savez(folder / "result.npz", uses=model.uses.numpy())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

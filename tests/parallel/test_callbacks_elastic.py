@@ -1,0 +1,143 @@
+"""`Elastic` in a job that is not elastic: `fit` runs as one process would."""
+
+import keras
+import numpy as np
+import pytest
+from helpers.ranks import run_ranks
+
+import tfdist
+
+ROWS, GLOBAL_BATCH = 22, 5
+
+
+def _fit(*, global_batch=GLOBAL_BATCH, epochs=3, **options):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(ROWS, 4))
+    y = x.sum(1, keepdims=True)
+    train = tfdist.data.global_batches((x, y), global_batch=global_batch, seed=2)
+    valid = tfdist.data.global_batches(
+        (x, y), global_batch=5, shuffle=False, drop_remainder=False
+    )
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(1, dtype="float64")]
+    )
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    model.compile(optimizer, "mse")
+    history = model.fit(
+        train,
+        epochs=epochs,
+        verbose=0,
+        validation_data=valid,
+        callbacks=[tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()],
+        **options,
+    )
+    return [w.tolist() for w in model.get_weights()], history.history
+
+
+def _fit_default():
+    return _fit()
+
+
+def _by_hand():
+    """One process, with the batches of `samples_of_step`."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(ROWS, 4))
+    y = x.sum(1, keepdims=True)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(1, dtype="float64")]
+    )
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    for step in range(3 * (ROWS // GLOBAL_BATCH)):
+        rows = tfdist.data.samples_of_step(
+            ROWS, global_batch=GLOBAL_BATCH, seed=2, step=step, rank=0, size=1
+        )
+        model.train_on_batch(x[rows], y[rows])
+    loss = model.evaluate(x, y, verbose=0)
+    return [w.tolist() for w in model.get_weights()], loss
+
+
+def test_unequal_parts_of_a_batch_count_by_their_samples():
+    first, second = run_ranks(_fit_default, 2)
+    assert first == second
+    weights, history = first
+    [[expected, loss]] = run_ranks(_by_hand, 1)
+    for own, other in zip(weights, expected, strict=True):
+        assert np.allclose(own, other, rtol=1e-12, atol=1e-14)
+    assert np.isclose(history["val_loss"][-1], loss, rtol=1e-6)
+
+
+def _refusals():
+    for options, text in (
+        ({"steps_per_epoch": 2}, "An epoch is one pass"),
+        ({"class_weight": {0: 1.0}}, "third component"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            _fit(**options)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = np.zeros((8, 4))
+    uneven = tfdist.data.global_batches(
+        (x, x[:, :1]), global_batch=4, drop_remainder=False
+    )
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    good = tfdist.data.global_batches((x, x[:, :1]), global_batch=4)
+    for own, data, text in (
+        (model, tfdist.data.shard((x, x[:, :1]), batch_size=2), "global_batches"),
+        (model, uneven, "drop_remainder=False"),
+        (unbuilt, good, "built before fit"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            own.fit(data, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+    odd = tfdist.data.global_batches((x, x[:, :1]), global_batch=3)
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+        keras.losses.MeanSquaredError(reduction="sum"),
+    )
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        model.fit(odd, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+
+
+def test_what_would_depend_on_the_number_of_ranks_is_refused():
+    run_ranks(_refusals, 2)
+
+
+def _batches(total, global_batch, **options):
+    data = tfdist.data.global_batches(
+        np.arange(total), global_batch=global_batch, seed=2, **options
+    )
+    return [b.tolist() for b in data.as_numpy_iterator()]
+
+
+def test_the_parts_of_all_ranks_are_the_samples_of_each_step():
+    parts = run_ranks(_batches, 3, 11, 4)
+    for step in range(2):
+        own = [part[step] for part in parts]
+        assert sorted(map(len, own)) == [1, 1, 2]
+        rows = tfdist.data.samples_of_step(
+            11, global_batch=4, seed=2, step=step, rank=0, size=1
+        )
+        assert [row for part in own for row in part] == rows.tolist()
+
+
+def _all_batches():
+    kept = _batches(11, 4, shuffle=False, drop_remainder=False)
+    mapped = _batches(5, 2, shuffle=False, map_fn=lambda row: row * 10)
+    return kept, mapped
+
+
+def test_remaining_samples_are_kept_on_request_and_samples_are_mapped():
+    [[kept, mapped]] = run_ranks(_all_batches, 1)
+    assert kept == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10]]
+    assert mapped == [[0, 10], [20, 30]]
+
+
+def test_bad_arguments_say_what_was_expected():
+    with pytest.raises(ValueError, match="for a global_batch of 9"):
+        tfdist.data.global_batches(np.arange(8), global_batch=9)
+    with pytest.raises(TypeError, match="arrays, or tfdist.data.Records"):
+        tfdist.data.global_batches(range(3), global_batch=1)
+    with pytest.raises(ValueError, match=r"lengths \[3, 4\]"):
+        tfdist.data.global_batches((np.arange(3), np.arange(4)), global_batch=1)

@@ -1,0 +1,55 @@
+"""The state of callbacks as plain values, to be sent to other ranks or set back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# Attributes of keras.callbacks.Callback, which differ between ranks.
+_OF_KERAS = ("params", "_model", "validation_data")
+_SCALARS = (bool, int, float, str, bytes, type(None), np.generic)
+_MAX_DEPTH = 8
+
+
+def plain_state(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a callback that are plain data.
+
+    These are numbers, arrays, and lists, tuples and dicts of them, such as the best
+    value of an EarlyStopping, or the lists of a History. Open files, models and
+    functions are left out, because they belong to a process, and so are texts, which
+    may be names of its files.
+
+    Args:
+        attributes: `vars(callback)`.
+
+    Example:
+        >>> from tfdist.callbacks._callback_states import plain_state
+        >>> plain_state({"wait": 2, "params": {}, "path": "a", "best": [0.5]})
+        {'wait': 2, 'best': [0.5]}
+    """
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name not in _OF_KERAS
+        and not isinstance(value, str | bytes)
+        and _is_plain(value, 0)
+    }
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if isinstance(value, _SCALARS):
+        return True
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    if depth == _MAX_DEPTH:
+        return False
+    if type(value) in (list, tuple):
+        return all(_is_plain(one, depth + 1) for one in value)
+    if type(value) is dict:
+        keys_are_plain = all(isinstance(key, str | int) for key in value)
+        return keys_are_plain and all(
+            _is_plain(one, depth + 1) for one in value.values()
+        )
+    return False

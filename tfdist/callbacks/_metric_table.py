@@ -1,0 +1,139 @@
+"""The states of the metrics of all ranks, kept on every rank of an elastic `fit`.
+
+Each rank has metrics of its own samples. If it is lost, the others would not know what
+it has counted. So the ranks exchange the states after each step, a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.training.metric_states import Snapshot, states_of
+
+_OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def rows_of_next_ranks(
+    rows: np.ndarray, places: Sequence[int], rules: Sequence[str]
+) -> np.ndarray:
+    """Returns the states of the metrics for the ranks of the next generation.
+
+    A rank that stays keeps its states. A newcomer continues those of a lost rank. If
+    more ranks were lost than newcomers have joined, rank 0 adds their states to its
+    own, so that no sample is missing from the metrics of all ranks.
+
+    Args:
+        rows: of shape [number of earlier ranks, number of states].
+        places: for each of the next ranks its row, -1 for a newcomer.
+        rules: how states are combined: "sum", "max" or "min", one for each state.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfdist.callbacks._metric_table import rows_of_next_ranks
+        >>> rows = np.array([[1.0], [20.0], [300.0], [4000.0]])
+        >>> rows_of_next_ranks(rows, [2, 0, -1], ["sum"]).ravel().tolist()
+        [4300.0, 1.0, 20.0]
+    """
+    lost = [place for place in range(len(rows)) if place not in places]
+    found = np.zeros((len(places), rows.shape[1]))
+    for rank, place in enumerate(places):
+        if place >= 0:
+            found[rank] = rows[place]
+        elif lost:
+            found[rank] = rows[lost.pop(0)]
+    for place in lost:
+        for column, rule in enumerate(rules):
+            combine = _OPERATIONS[rule]
+            found[0, column] = combine(found[0, column], rows[place, column])
+    return found
+
+
+class MetricTable:
+    """The states of a model's metrics on all ranks, after the last committed step.
+
+    Args:
+        model: the model in `fit`, whose metrics are built.
+
+    Attributes:
+        rows: of shape [number of ranks, number of states]; None if no step has ended
+            since the metrics were reset.
+        generation: the generation of the ranks of `rows`.
+
+    Raises:
+        ValueError: a metric does not define how its states are combined.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        states = states_of(model)
+        self._variables = [state.variable for state in states]
+        self._rules = [
+            state.rule
+            for state in states
+            for _ in range(int(np.prod(state.variable.shape)))
+        ]
+        self.rows: np.ndarray | tf.Tensor | None = None
+        self.generation = 0
+
+        @tf.function(jit_compile=False, autograph=False)
+        def exchange() -> tf.Tensor:
+            own = [
+                tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float64), [-1])
+                for v in self._variables
+            ]
+            return collectives.allgather(
+                tf.concat(own, 0)[tf.newaxis], name="elastic.metrics"
+            )
+
+        self._exchange = exchange
+
+    def exchange(self, generation: int) -> None:
+        """Exchanges the states of all ranks; all ranks call it after a step."""
+        self.rows = self._exchange()
+        self.generation = generation
+
+    def reset(self, generation: int) -> None:
+        """Notes that the metrics of all ranks were reset."""
+        self.rows = None
+        self.generation = generation
+
+    def regroup(self, places: Sequence[int], generation: int) -> None:
+        """Changes the rows to those of the ranks of the next generation.
+
+        Args:
+            places: for each of these ranks its row; -1 for a newcomer.
+            generation: number of the next generation.
+        """
+        if self.rows is not None:
+            rows = np.asarray(self.rows)
+            self.rows = rows_of_next_ranks(rows, places, self._rules)
+        self.generation = generation
+
+    def assign(self, rank: int) -> None:
+        """Sets the metrics of this process to the row of its rank."""
+        if self.rows is None:
+            self._model.reset_metrics()
+            return
+        for variable, value in zip(self._variables, self._values(rank), strict=True):
+            variable.assign(value)
+
+    def snapshot(self, rank: int) -> Snapshot:
+        """Returns the row of a rank as a snapshot of the metrics."""
+        found = Snapshot(self._model)
+        if self.rows is not None:
+            found.set_values(self._values(rank))
+        return found
+
+    def _values(self, rank: int) -> list[np.ndarray]:
+        row = np.asarray(self.rows)[rank]
+        sizes = [int(np.prod(v.shape)) for v in self._variables]
+        parts = np.split(row, np.cumsum(sizes)[:-1])
+        return [
+            part.reshape(v.shape).astype(keras.backend.standardize_dtype(v.dtype))
+            for part, v in zip(parts, self._variables, strict=True)
+        ]

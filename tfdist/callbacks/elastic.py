@@ -1,0 +1,196 @@
+"""Elastic: `model.fit` that goes on when a rank is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._callback_list import callback_list_of_the_call, variables_of_fit
+from tfdist.callbacks._elastic_fit import ElasticFit
+from tfdist.callbacks._loss_reductions import SUMS, reductions_of
+from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
+from tfdist.callbacks.uneven_data import UnevenData
+from tfdist.collectives import ReduceOp
+from tfdist.core import runtime
+from tfdist.core.generations import Generations
+from tfdist.data._global_batches import source_of
+from tfdist.training.model_building import unbuilt_layers
+from tfdist.training.model_optimizers import optimizers_of
+
+
+class Elastic(RankCallback):
+    """Keeps `fit` going when a rank is lost, in a job started with `--min-np`.
+
+    The other ranks undo the step in progress, connect again, and repeat it with the
+    ranks that are left, without leaving `fit` and without tracing anything again.
+    tfdistrun starts a process in place of the lost one. It gets weights, optimizers,
+    metrics, the position in the data, and the state of the callbacks from another rank,
+    and joins at a later step. Started otherwise, `fit` runs as without this callback,
+    and the loss of a rank ends it.
+
+    The data have to come from `tfdist.data.global_batches`, so that each step uses the
+    same samples for any number of ranks. If the ranks cannot divide a batch equally,
+    the gradients are weighted by the number of samples.
+
+    At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
+    not needed, but allowed. What belongs to a process is not sent: open files, texts,
+    and objects in attributes of callbacks. A callback in `RankZeroOnly` continues on
+    the new rank 0 with its state at the end of the last epoch. A hook of a callback
+    that uses collective operations may be called again if a rank is lost meanwhile.
+
+    Raises:
+        ValueError: at the start of `fit`: the data do not come from
+            `tfdist.data.global_batches`; the model or an optimizer is not built; `fit`
+            has `steps_per_epoch` or `class_weight`; or a loss is a sum over samples
+            while gradients are averaged.
+        NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
+            accumulates gradients or has local variables, or there is an `UnevenData`.
+        RuntimeError: in an elastic job, at the second `fit` with this callback; or
+            after the first step, if batches have to be weighted and the `train_step`
+            does not call `self.compute_loss`.
+        tfdist.RankFailedError: a rank was lost and the job cannot go on. The weights
+            are those of the last completed step.
+
+    Example:
+        >>> import keras, numpy as np, tfdist
+        >>> tfdist.init()
+        >>> x, y = np.random.rand(64, 4), np.random.rand(64, 1)
+        >>> train = tfdist.data.global_batches((x, y), global_batch=16)
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile(
+        ...     tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+        >>> history = model.fit(train, epochs=2, verbose=0, callbacks=[
+        ...     tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weights_seen: list[bool] | None = None
+        self._size: tf.Variable | None = None
+        self._source: Any = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model and the data, and starts to watch the steps."""
+        super().on_train_begin(logs)
+        self._source = _source_of_fit(self.model)
+        _check_model(self.model)
+        is_elastic = Generations().is_elastic
+        if is_elastic:
+            _check_elastic(self.model, self._listed)
+        self._size = tf.Variable(runtime.size(), dtype=tf.int64, trainable=False)
+        self._weights_seen = None
+        if self._needs_weights(is_elastic):
+            _check_reductions(self.model)
+            self._weights_seen = weigh_losses(self.model, None, self._factor_of)
+            self.model.make_train_function(force=True)
+        running = callback_list_of_the_call()
+        ElasticFit.append_to(running, self._source, self._size, is_elastic)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Checks after a step that its loss was weighted."""
+        super().on_train_batch_end(batch, logs)
+        if self._weights_seen == []:
+            raise RuntimeError(
+                "Elastic weights the parts of a batch in model.compute_loss, which "
+                "this train_step does not call. Call self.compute_loss, or use a "
+                "global_batch that every possible number of ranks divides."
+            )
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Undoes the changes to the model."""
+        super().on_train_end(logs)
+        restore_compute_loss(self.model)
+
+    def _needs_weights(self, is_elastic: bool) -> bool:
+        options = getattr(self.model.optimizer, "tfdist_options", None)
+        if options is None or options.op != ReduceOp.AVERAGE:
+            return False
+        sizes = range(1, runtime.size() + 1) if is_elastic else [runtime.size()]
+        return any(self._source.global_batch % size for size in sizes)
+
+    def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
+        """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""
+        own = tf.cast(samples, tf.float64) * tf.cast(self._size, tf.float64)
+        return own / self._source.global_batch
+
+
+def _source_of_fit(model: keras.Model) -> Any:
+    found = variables_of_fit(model) or {}
+    source = source_of(found.get("x"))
+    if source is None:
+        raise ValueError(
+            "Elastic needs data whose steps do not depend on the number of ranks. Pass "
+            "tfdist.data.global_batches((x, y), global_batch=...) to fit, got "
+            f"{type(found.get('x')).__name__}."
+        )
+    if not source.drop_remainder:
+        raise ValueError(
+            "Elastic trains on steps of equal size. Leave out drop_remainder=False in "
+            "tfdist.data.global_batches, which is for validation data."
+        )
+    for name in ("steps_per_epoch", "class_weight"):
+        if found.get(name) is not None:
+            advice = {
+                "steps_per_epoch": "An epoch is one pass over the data.",
+                "class_weight": "Pass the weights of the samples as third component.",
+            }[name]
+            raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
+    return source
+
+
+def _check_model(model: keras.Model) -> None:
+    unbuilt = unbuilt_layers(model)
+    if unbuilt:
+        raise ValueError(
+            "Elastic needs a model that is built before fit; "
+            f"{unbuilt[0].name!r} is not. Add a keras.Input, or call model.build("
+            "input_shape)."
+        )
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    for one in optimizers_of(model):
+        if not one.built:
+            raise ValueError(
+                f"Elastic needs optimizers that are built before fit; {one.name!r} is "
+                "not. Call optimizer.build(variables)."
+            )
+
+
+def _check_elastic(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback]
+) -> None:
+    if getattr(base_optimizer(model), "gradient_accumulation_steps", None):
+        raise NotImplementedError(
+            "Elastic cannot be used with gradient_accumulation_steps: the gradients "
+            "that a lost rank has accumulated would be missing. Use a larger "
+            "global_batch, or start the job without --min-np."
+        )
+    for one in optimizers_of(model):
+        options = getattr(one, "tfdist_options", None)
+        if options is not None and options.local_variables is not None:
+            raise NotImplementedError(
+                "Elastic cannot be used with local_variables: those of a lost rank "
+                "would be missing. Start the job without --min-np."
+            )
+    if any(isinstance(one, UnevenData) for one in callbacks):
+        raise NotImplementedError(
+            "Elastic cannot be used with UnevenData. tfdist.data.global_batches gives "
+            "all ranks the same number of steps; leave out UnevenData."
+        )
+
+
+def _check_reductions(model: keras.Model) -> None:
+    found = reductions_of(model)
+    wrong = [one for one in (*SUMS, "mean_with_sample_weight") if one in found]
+    if wrong:
+        raise ValueError(
+            "Elastic weights the parts of a batch by their numbers of samples, but the "
+            f"model has a loss with reduction={wrong[0]!r}. Leave out reduction, or "
+            "use a global_batch that every possible number of ranks divides."
+        )
