@@ -18,6 +18,7 @@ from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._metric_table import MetricTable
 from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks.metric_average import MetricAverage
+from tfdist.callbacks.rank_zero_only import RankZeroOnly
 from tfdist.collectives.objects import broadcast_object, gather_from_all
 from tfdist.collectives.per_rank_variables import note_broadcast
 from tfdist.collectives.signature import describe_variable
@@ -70,7 +71,7 @@ class Place(NamedTuple):
 
     def is_of_steps(self) -> bool:
         """Returns whether the metrics are those of the steps of the epoch."""
-        return self.part == _STEPS or (self.part == _EPOCH_BEGIN)
+        return self.part in (_EPOCH_BEGIN, _STEPS)
 
 
 @dataclass
@@ -196,7 +197,8 @@ class ElasticFit(keras.callbacks.Callback):
     def _finish(self) -> None:
         self._generations.end()
         restore_train_function(self.model)
-        self.model.train_function = self._function
+        if self.model.train_function == self._train:  # else it was removed
+            self.model.train_function = self._function
         for hook in _HOOKS:
             delattr(self._list, hook)
 
@@ -302,8 +304,10 @@ class ElasticFit(keras.callbacks.Callback):
         before, operations = self._completed, finished_operations()
         attributes, logs_before = dict(vars(callback)), dict(logs or {})
         while True:
+            is_complete = False
             try:
                 getattr(callback, hook)(*arguments, logs)
+                is_complete = True
                 if finished_operations() != operations:
                     # Nobody goes on before all ranks have completed the hook.
                     collectives.barrier(name="elastic.hook")
@@ -315,10 +319,13 @@ class ElasticFit(keras.callbacks.Callback):
                 if is_of_step:
                     self._snapshot.save()
                 found = dict(vars(callback))
+                values = self._read() if is_complete else []
                 vars(callback).update(attributes)
                 self._recover(place)
                 if self._completed > before:  # only the barrier had failed here
                     vars(callback).update(found)
+                    self._snapshot.assign(values)
+                    self._seeds.set_for_rank()
                     return
                 if logs is not None:
                     logs.clear()
@@ -334,17 +341,19 @@ class ElasticFit(keras.callbacks.Callback):
         if place < self._resumes_at:
             return True
         self._resumes_at = None
-        self._take_received()
+        received, self._received = self._received, None
+        if received is not None:
+            self._take_values(received, place)
+            self._take_callbacks(received)
         return False
 
-    def _take_received(self) -> None:
-        received, self._received = self._received, None
-        if received is None:
-            return
+    def _take_values(self, received: dict[str, Any], place: Place) -> None:
         self._snapshot.assign(received["values"])
         self._seeds.set_for_rank()
-        self._set_metrics(received["place"])
+        self._set_metrics(place)
         self._needs_iterator = True
+
+    def _take_callbacks(self, received: dict[str, Any]) -> None:
         self.model.stop_training = received["stop"]
         for callback, state in zip(self._shared(), received["callbacks"], strict=True):
             vars(callback).update(state)
@@ -352,9 +361,14 @@ class ElasticFit(keras.callbacks.Callback):
     def _shared(self) -> list[keras.callbacks.Callback]:
         """Returns the callbacks whose state is sent; the same on all ranks."""
         excluded = (keras.callbacks.ProgbarLogger, ElasticFit)
-        return [one for one in self._list.callbacks if not isinstance(one, excluded)]
+        own = [one for one in self._list.callbacks if not isinstance(one, excluded)]
+        # All ranks have a copy of the state of a callback that runs on rank 0.
+        return [*own, *(one.callback for one in own if isinstance(one, RankZeroOnly))]
 
     # ---- from one generation to the next ----
+
+    def _read(self) -> list[tf.Tensor]:
+        return [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
 
     def _is_loss(self, error: Exception) -> bool:
         return self._generations.has_ended() and is_loss(error)
@@ -365,8 +379,10 @@ class ElasticFit(keras.callbacks.Callback):
         self._snapshot.restore()
         self._enter_next_generation()
         self._needs_iterator = True
-        if place.moment == _STEP and self._received is not None:
-            self._take_received()
+        received, self._received = self._received, None
+        # A step that the others have completed; the callbacks are here where they were.
+        if received is not None and place.moment == _STEP:
+            self._take_values(received, place)
 
     def _enter_next_generation(self) -> None:
         callbacks = [type(one).__name__ for one in self._shared()]

@@ -90,7 +90,7 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # of the callback's state, on all ranks
-        self._unsent: dict[str, Any] | None = None  # changes of a hook that was run
+        self._unsent: list[dict[str, Any]] = []  # changes by a hook that was run
         self._looked_at: set[str] = set()
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
@@ -130,7 +130,7 @@ class RankZeroOnly(RankCallback):
         """Checks the model and the list; runs the hook while the others wait."""
         super().on_train_begin(logs)
         self._training = True
-        self._unsent = None
+        self._unsent.clear()
         self._keeps_copies = Generations().is_elastic
         self._run_on_first_rank("on_train_begin", logs)
 
@@ -175,16 +175,17 @@ class RankZeroOnly(RankCallback):
             compare_model(self.model, f"when {self._name} is to save")
 
         def run() -> dict[str, Any]:
-            if self._unsent is not None:  # a rank was lost before the others had it
-                return self._unsent
+            if self._unsent:  # a rank was lost before the others had it
+                return self._unsent[0]
             before = TrainingState(self.model, with_values=self._looks())
             getattr(self.callback, hook)(*arguments)
-            self._unsent = before.changes(
+            changes = before.changes(
                 f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
             )
             if self._keeps_copies:
-                self._unsent["state"] = plain_state(vars(self.callback))
-            return self._unsent
+                changes["state"] = plain_state(vars(self.callback))
+                self._unsent.append(changes)
+            return changes
 
         told = run_on_rank(
             self._first,
@@ -198,7 +199,7 @@ class RankZeroOnly(RankCallback):
         if told is None:  # in a newcomer of an elastic job
             return
         share(self.model, told, self._first, self._ranks)
-        self._unsent = None
+        self._unsent.clear()
         if runtime.rank() != self._first:
             vars(self.callback).update(told.get("state", {}))
 
