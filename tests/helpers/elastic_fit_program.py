@@ -1,11 +1,13 @@
 """An elastic `fit` whose result shows each sample and each step that counted.
 
-    tfdistrun -np 3 --min-np 2 python -m helpers.elastic_fit_program FOLDER EPOCHS
+    tfdistrun -np 3 --min-np 2 python -m helpers.elastic_fit_program FOLDER EPOCHS JSON
 
-The model counts how often each sample was used, exactly. Each rank appends a line for
-each step that has ended to FOLDER/commits, and rank 0 writes FOLDER/result.npz and
-FOLDER/history.json. A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill
-itself at this place: "before" or "after" the step, or "end" of the epoch (of any step).
+JSON has options of `compile`. The model counts how often each sample was used, exactly.
+Each rank appends a line for each step that has ended to FOLDER/commits, and writes its
+history to FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A file
+FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place: "before"
+or "after" the step, or "end" of the epoch (STEP is the last one), or of `fit` (EPOCH
+and STEP are the last ones, PLACE is "fit").
 """
 
 import json
@@ -22,17 +24,8 @@ STEPS = SAMPLES // GLOBAL_BATCH
 SLOW_STEP_S = 0.02
 
 
-def expected_uses(epochs):
-    """The uses of each sample in a run without a failure."""
-    return _expected(epochs)[0]
-
-
-def expected_metrics(epochs):
-    """The mean absolute error of each epoch in a run without a failure."""
-    return _expected(epochs)[1]
-
-
 def _expected(epochs):
+    """The uses of each sample, and the mean absolute error of each epoch."""
     from tfdist.data import samples_of_step
 
     uses, metrics = np.zeros(SAMPLES), []
@@ -48,7 +41,36 @@ def _expected(epochs):
     return uses, np.array(metrics)
 
 
-def main(folder, epochs):
+def steps_of(folder):
+    """The steps that each member has ended, as it wrote them down; by member."""
+    found = {}
+    for line in (folder / "commits").read_text().splitlines():
+        step = json.loads(line)
+        found.setdefault(step["member"], []).append(step)
+    return found
+
+
+def check(folder, epochs, *, every_step=True):
+    """Asserts that the run in `folder` has the result of one without a failure.
+
+    `every_step`: whether the hooks were called after every step.
+    """
+    result = np.load(folder / "result.npz")["uses"]
+    uses, metrics = _expected(epochs)
+    assert np.array_equal(result.round(), uses)
+    for member, steps in steps_of(folder).items():
+        numbers = [step["epoch"] * STEPS + step["step"] for step in steps]
+        if every_step:
+            whole = list(range(numbers[0], numbers[0] + len(numbers)))
+            assert numbers == whole, f"member {member} left out or repeated a step"
+    histories = [json.loads(f.read_text()) for f in folder.glob("history-*.json")]
+    assert histories and all(one == histories[0] for one in histories)
+    assert np.allclose(histories[0]["mae"], metrics, rtol=1e-5, atol=0.0)
+    assert len((folder / "log.csv").read_text().splitlines()) == epochs + 1
+    return histories[0]
+
+
+def main(folder, epochs, options):
     import keras
     import tensorflow as tf
 
@@ -99,6 +121,9 @@ def main(folder, epochs):
         def on_epoch_end(self, epoch, logs=None):
             kill_if_asked(epoch, STEPS - 1, "end")
 
+        def on_train_end(self, logs=None):
+            kill_if_asked(epochs - 1, STEPS - 1, "fit")
+
     class CountsEpochs(keras.callbacks.Callback):
         """Has a state of its own, on rank 0 only."""
 
@@ -116,6 +141,12 @@ def main(folder, epochs):
         global_batch=GLOBAL_BATCH,
         seed=SEED,
     )
+    valid = tfdist.data.global_batches(
+        (rows, rows.astype(np.float32)[:, np.newaxis]),
+        global_batch=GLOBAL_BATCH,
+        shuffle=False,
+        drop_remainder=False,
+    )
     model = Counting()
 
     def loss(y_true, y_pred):
@@ -126,12 +157,15 @@ def main(folder, epochs):
         tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)),
         loss,
         metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
+        **options,
     )
     counts = CountsEpochs()
     history = model.fit(
         train,
         epochs=epochs,
         verbose=0,
+        validation_data=valid,
+        validation_freq=10,
         callbacks=[
             tfdist.callbacks.Elastic(),
             Watch(),
@@ -143,11 +177,12 @@ def main(folder, epochs):
             keras.callbacks.EarlyStopping(monitor="mae", patience=10**6),
         ],
     )
-    assert len(traces) <= 3, f"traced {len(traces)} times"
+    if not options.get("run_eagerly"):
+        assert len(traces) <= 3, f"traced {len(traces)} times"
     (folder / f"history-{member}.json").write_text(json.dumps(history.history))
     if tfdist.rank() == 0:
         np.savez(folder / "result.npz", uses=model.uses.numpy())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -102,15 +102,22 @@ class MetricTable:
         self.rows = None
         self.generation = generation
 
-    def regroup(self, places: Sequence[int], generation: int) -> None:
-        """Changes the rows to those of the ranks of the next generation.
+    def plain_rows(self) -> np.ndarray | None:
+        """Returns the rows, to be sent to other ranks."""
+        return None if self.rows is None else np.asarray(self.rows)
+
+    def regroup(
+        self, rows: np.ndarray | None, places: Sequence[int], generation: int
+    ) -> None:
+        """Takes the rows of the ranks of the next generation.
 
         Args:
-            places: for each of these ranks its row; -1 for a newcomer.
+            rows: the rows of an earlier generation, from the rank that has the newest.
+            places: for each of the next ranks its row; -1 for a newcomer.
             generation: number of the next generation.
         """
-        if self.rows is not None:
-            rows = np.asarray(self.rows)
+        self.rows = None
+        if rows is not None:
             self.rows = rows_of_next_ranks(rows, places, self._rules)
         self.generation = generation
 
@@ -124,9 +131,16 @@ class MetricTable:
 
     def snapshot(self, rank: int) -> Snapshot:
         """Returns the row of a rank as a snapshot of the metrics."""
+        if self.rows is None:
+            return self.empty_snapshot()
         found = Snapshot(self._model)
-        if self.rows is not None:
-            found.set_values(self._values(rank))
+        found.set_values(self._values(rank))
+        return found
+
+    def empty_snapshot(self) -> Snapshot:
+        """Returns the states of metrics that have seen no sample."""
+        found = Snapshot(self._model)
+        found.set_values([np.zeros_like(value) for value in found.values])
         return found
 
     def _values(self, rank: int) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -10,14 +11,17 @@ import tensorflow as tf
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._callback_list import callback_list_of_the_call, variables_of_fit
 from tfdist.callbacks._elastic_fit import ElasticFit
+from tfdist.callbacks._fit_state import variables_of_steps
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
 from tfdist.callbacks.uneven_data import UnevenData
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
-from tfdist.core.generations import Generations
+from tfdist.core.rendezvous import renewal
 from tfdist.data._global_batches import source_of
-from tfdist.training.model_building import unbuilt_layers
+from tfdist.elastic.seeds import SeedsByRank
+from tfdist.training.model_building import build_metrics, unbuilt_layers
 from tfdist.training.model_optimizers import optimizers_of
 
 
@@ -77,7 +81,7 @@ class Elastic(RankCallback):
         super().on_train_begin(logs)
         self._source = _source_of_fit(self.model)
         _check_model(self.model)
-        is_elastic = Generations().is_elastic
+        is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
             _check_elastic(self.model, self._listed)
         self._size = tf.Variable(runtime.size(), dtype=tf.int64, trainable=False)
@@ -86,8 +90,19 @@ class Elastic(RankCallback):
             _check_reductions(self.model)
             self._weights_seen = weigh_losses(self.model, None, self._factor_of)
             self.model.make_train_function(force=True)
+        build_metrics(self.model, self._source.dataset.element_spec)
         running = callback_list_of_the_call()
-        ElasticFit.append_to(running, self._source, self._size, is_elastic)
+        if is_elastic:
+            ElasticFit(running, self._source, self._size)
+        else:
+            variables = variables_of_steps(self.model)
+            broadcast_variables(variables)
+            SeedsByRank(variables).set_for_rank()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the epoch of the data."""
+        super().on_epoch_begin(epoch, logs)
+        self._source.seek(epoch)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None

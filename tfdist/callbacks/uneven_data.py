@@ -20,7 +20,7 @@ from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import native, runtime
 from tfdist.core.process_sets import members_of
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
-from tfdist.training.model_building import before_first_call, is_built
+from tfdist.training.model_building import before_first_call, build_metrics
 from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
@@ -123,11 +123,11 @@ class UnevenData(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Schedules building the metrics, which a rank without batches needs, too."""
+        """Schedules building the metrics, so that a rank without batches has them."""
         super().on_train_batch_begin(batch, logs)
         if self._builds:
             self._builds = False
-            before_first_call(self.model, functools.partial(_build_metrics, self.model))
+            before_first_call(self.model, functools.partial(build_metrics, self.model))
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -275,15 +275,6 @@ def _check_others(
                 "would wait for ranks that wait for its next step. Compile the model "
                 f"with steps_per_execution=1, or leave out {name}."
             )
-
-
-def _build_metrics(model: keras.Model, batch: Any) -> None:
-    """Builds the metrics before the first call of the train function.
-
-    Otherwise a rank without a batch would have no metrics to combine with other ranks.
-    """
-    if is_built(model) and model._compile_metrics is not None:
-        model._symbolic_build(data_batch=batch)
 
 
 def _own_statistics(model: keras.Model) -> list[Any]:

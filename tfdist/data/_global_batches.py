@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def global_batches(
     global_batch: int,
     shuffle: bool = True,
     seed: int = 0,
-    map_fn: Any = None,
+    map_fn: Callable[..., Any] | None = None,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
     """Returns this rank's parts of batches that do not depend on the number of ranks.
@@ -93,7 +93,7 @@ class Source:
     """Samples, and the position from which the next iteration begins.
 
     Args:
-        data: as in `global_batches`, and so are the others.
+        data: the samples, as all arguments in `global_batches`.
 
     Attributes:
         global_batch: samples of all ranks in one step.
@@ -109,13 +109,14 @@ class Source:
         global_batch: int,
         shuffle: bool,
         seed: int,
-        map_fn: Any,
+        map_fn: Callable[..., Any] | None,
         drop_remainder: bool,
     ) -> None:
         self.global_batch = check_int("global_batch", global_batch, 1)
         self._seed = check_int("seed", seed, 0)
         self._shuffle = bool(shuffle)
         self.drop_remainder = bool(drop_remainder)
+        read: Callable[..., Any]
         if isinstance(data, Records):
             self._total, read = len(data), data.read
         else:
@@ -163,14 +164,18 @@ class Source:
             yield np.array_split(order[step * self.global_batch : end], size)[rank]
 
 
-def _reader(tensors: Any) -> Any:
+def _reader(tensors: Any) -> Callable[[tf.Tensor], Any]:
     def read(rows: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda one: tf.gather(one, rows), tensors)
 
     return read
 
 
-def _mapped(rows: tf.data.Dataset, read: Any, map_fn: Any) -> tf.data.Dataset:
+def _mapped(
+    rows: tf.data.Dataset,
+    read: Callable[[tf.Tensor], Any],
+    map_fn: Callable[..., Any] | None,
+) -> tf.data.Dataset:
     """Returns the samples of each step, read and mapped."""
     if map_fn is None:
         return rows.map(read, num_parallel_calls=tf.data.AUTOTUNE)

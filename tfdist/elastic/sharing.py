@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,8 @@ import tensorflow as tf
 from tfdist import collectives, errors
 from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.signature import register_again, registered_lists
+from tfdist.consistency.comparison import equal_on_all_ranks
+from tfdist.consistency.fingerprint import digest_of_fingerprints, fingerprints
 from tfdist.consistency.in_step import counts_in_graphs, restart_counts
 from tfdist.core import engines, native, runtime, weights_state
 from tfdist.core.generations import Generations
@@ -92,6 +95,24 @@ def enter_next(
     except native.CoreError as error:
         weights_state.note_restored()
         runtime.raise_public(error)
+
+
+def check_arrived(values: Sequence[Any], root: int) -> None:
+    """Raises on all ranks if the values that rank `root` has sent differ on a rank.
+
+    Args:
+        values: variables or tensors; on `root` those that it has sent.
+        root: the rank that has sent them.
+
+    Raises:
+        tfdist.MismatchError: they differ.
+    """
+    own = digest_of_fingerprints(fingerprints(values))
+    if not equal_on_all_ranks([own], "elastic.fingerprint", None):
+        raise errors.MismatchError(
+            f"The state that rank {root} has sent arrived differently on a rank. "
+            "Check the memory of this host."
+        )
 
 
 def is_loss(error: Exception) -> bool:

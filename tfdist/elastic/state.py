@@ -13,14 +13,13 @@ from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.per_rank_variables import note_broadcast
 from tfdist.collectives.signature import describe_variable
 from tfdist.collectives.variables import broadcast_variables
-from tfdist.consistency.comparison import equal_on_all_ranks
-from tfdist.consistency.fingerprint import digest_of_fingerprints, fingerprints
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.sharing import (
     NEWCOMER_COMMITS,
     Newest,
+    check_arrived,
     check_supported,
     enter_next,
 )
@@ -258,11 +257,6 @@ class State:
     def _copy_state(self, root: int) -> None:
         begin_s = time.monotonic()
         broadcast_variables(self._variables, root)
-        own = digest_of_fingerprints(fingerprints(self._variables))
-        if not equal_on_all_ranks([own], "elastic.fingerprint", None):
-            raise errors.MismatchError(
-                f"The state that rank {root} has sent arrived differently on a rank. "
-                "Check the memory of this host."
-            )
+        check_arrived(self._variables, root)
         seconds = time.monotonic() - begin_s
         _logger.info("state copied from rank %d in %.3f s", root, seconds)

@@ -54,6 +54,17 @@ def build_from_batch(model: keras.Model, batch: Any) -> Exception | None:
     return None
 
 
+def build_metrics(model: keras.Model, batch: Any) -> None:
+    """Builds the metrics of a compiled model before the first step.
+
+    Args:
+        model: the model; if it is not built, nothing happens.
+        batch: a batch or its specification: x, or a tuple of x, y and sample weights.
+    """
+    if is_built(model) and model._compile_metrics is not None:
+        model._symbolic_build(data_batch=batch)
+
+
 class UnsyncedWeights:
     """Detects weights that a step created after the weights were broadcast.
 

@@ -118,9 +118,13 @@ class NameOwners:
     So a use that could make ranks pair calls of different threads raises an error on at
     least one rank. All threads that Python did not start (TensorFlow's threads) are
     treated as one thread.
+
+    Attributes:
+        calls: number of calls of `use`.
     """
 
     def __init__(self) -> None:
+        self.calls = 0
         self._lock = threading.RLock()  # a signal handler may call operations too
         self._uses: dict[Key, tuple[weakref.ref[threading.Thread], int]] = {}
         # Threads are numbered at the first use that sees them.
@@ -138,6 +142,7 @@ class NameOwners:
         """
         thread = threading.current_thread()
         with self._lock:
+            self.calls += 1
             turn = self._look()
             for key in keys:
                 known = self._uses.get(key)
@@ -182,6 +187,11 @@ class NameOwners:
 def _owners(generation: int) -> NameOwners:
     """Returns the owners of names in a world."""
     return runtime.get_resource("names", NameOwners)
+
+
+def eager_calls() -> int:
+    """Returns how many operations were called in this world outside of a graph."""
+    return _owners(runtime.generation()).calls
 
 
 def key_of(

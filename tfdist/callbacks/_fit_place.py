@@ -1,0 +1,76 @@
+"""Places in a `fit`, in the order in which it reaches them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EPOCH_BEGIN, STEPS, EPOCH_END = range(3)  # parts of an epoch
+BEFORE, STEP, AFTER = range(3)  # moments of a step
+_END_OF_FIT = 1 << 40  # larger than any epoch
+
+
+class Place(NamedTuple):
+    """A step, or one callback's call of a hook. Later places are larger.
+
+    Attributes:
+        epoch: counted from 0; very large at the end of `fit`.
+        part: part of the epoch.
+        step: number of the first batch of the step; 0 outside of the steps.
+        moment: moment of the step; 0 outside of the steps.
+        callback: position of the callback in the list. For a step: 0, and 1 when it is
+            complete.
+    """
+
+    epoch: int
+    part: int
+    step: int
+    moment: int
+    callback: int
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether the place is a step, or a hook before or after a step."""
+        return self.part == STEPS
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the place is a step."""
+        return self.part == STEPS and self.moment == STEP
+
+
+def place_of_step(epoch: int, step: int) -> Place:
+    """Returns the place of a step.
+
+    Example:
+        >>> from tfdist.callbacks._fit_place import place_of_hook, place_of_step
+        >>> place_of_step(1, 4) < place_of_hook("on_train_batch_end", 1, 4, 0)
+        True
+    """
+    return Place(epoch, STEPS, step, STEP, 0)
+
+
+def place_of_hook(hook: str, epoch: int, step: int, callback: int) -> Place:
+    """Returns the place of a callback's call of a hook.
+
+    Args:
+        hook: name of the hook.
+        epoch: current epoch, ignored by `on_train_end`.
+        step: first batch of the current step, ignored outside of the steps.
+        callback: position of the callback in the list.
+
+    Example:
+        >>> from tfdist.callbacks._fit_place import place_of_hook
+        >>> hooks = ["on_epoch_begin", "on_train_batch_begin", "on_train_batch_end",
+        ...          "on_epoch_end", "on_train_end"]
+        >>> places = [place_of_hook(hook, 3, 7, 1) for hook in hooks]
+        >>> places == sorted(places)
+        True
+    """
+    if hook == "on_train_end":
+        return Place(_END_OF_FIT, EPOCH_BEGIN, 0, 0, callback)
+    if hook == "on_train_batch_begin":
+        return Place(epoch, STEPS, step, BEFORE, callback)
+    if hook == "on_train_batch_end":
+        return Place(epoch, STEPS, step, AFTER, callback)
+    part = EPOCH_BEGIN if hook == "on_epoch_begin" else EPOCH_END
+    return Place(epoch, part, 0, 0, callback)

@@ -1,0 +1,219 @@
+"""The state of an elastic `fit`, which is set back, and sent to other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.callbacks._callback_states import plain_state
+from tfdist.callbacks._fit_place import EPOCH_END, Place
+from tfdist.callbacks._learning_rates import factors_of
+from tfdist.callbacks._metric_table import MetricTable
+from tfdist.callbacks.metric_average import MetricAverage
+from tfdist.callbacks.rank_zero_only import RankZeroOnly
+from tfdist.collectives.objects import broadcast_object, gather_from_all
+from tfdist.collectives.per_rank_variables import note_broadcast
+from tfdist.collectives.signature import describe_variable
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.core import runtime
+from tfdist.elastic.seeds import SeedsByRank
+from tfdist.elastic.sharing import NEWCOMER_COMMITS, Newest, check_arrived
+from tfdist.elastic.snapshot import Snapshot
+from tfdist.training.model_optimizers import optimizers_of
+
+_MAX_STATE_BYTES = 1 << 30
+
+
+def variables_of_steps(model: keras.Model) -> list[Any]:
+    """Returns the variables that the steps of a `fit` change, without metrics."""
+    optimizers = optimizers_of(model)
+    slots = [v for one in optimizers for v in one.variables]
+    found = [*model.variables, *slots, *factors_of(optimizers)]
+    return list({id(getattr(v, "value", v)): v for v in found}.values())
+
+
+@dataclass(frozen=True)
+class Received:
+    """The state of another rank, to be taken where this rank reaches its place.
+
+    Attributes:
+        place: the place of the other rank.
+        values: the values of the variables.
+        callbacks: the plain state of each callback.
+        logs: the logs of the hook at this place.
+        stop: whether training is to stop.
+        is_validated: whether the epoch has been validated.
+    """
+
+    place: Place
+    values: list[tf.Tensor]
+    callbacks: list[dict[str, Any]]
+    logs: dict[str, Any]
+    stop: bool
+    is_validated: bool
+
+
+class FitState:
+    """Variables, metrics and callbacks of a model in an elastic `fit`.
+
+    Args:
+        model: the model, whose metrics are built.
+        callbacks: the callbacks whose state is sent, the same on all ranks.
+
+    Attributes:
+        variables: weights, variables of the optimizers and seeds.
+        metrics: the metrics of all ranks.
+        completed: number of completed steps and hooks with collective operations;
+            `NEWCOMER_COMMITS` in a newcomer.
+    """
+
+    def __init__(
+        self, model: keras.Model, callbacks: list[keras.callbacks.Callback]
+    ) -> None:
+        self._model = model
+        # All ranks have a copy of the state of a callback that runs on rank 0.
+        inner = [one.callback for one in callbacks if isinstance(one, RankZeroOnly)]
+        self._callbacks = [*callbacks, *inner]
+        own = variables_of_steps(model)
+        self._seeds = SeedsByRank(own)
+        self.variables = [*own, *self._seeds.variables]
+        self.metrics = MetricTable(model)
+        self.completed = 0
+        self._ranks: dict[int, int] = {}  # generation → rank of this process in it
+
+    def begin(self, *, is_newcomer: bool) -> None:
+        """Gives all ranks the state of rank 0; a newcomer gets it when it joins."""
+        if is_newcomer:
+            self.completed = NEWCOMER_COMMITS
+            note_broadcast(self.variables)  # what is traced depends on it
+        else:
+            broadcast_variables(self.variables)
+            self._ranks[runtime.generation()] = runtime.rank()
+        self._seeds.set_for_rank()
+        self._snapshot = Snapshot(self.variables)
+
+    def describe(self) -> list[str]:
+        """Describes what has to be equal on all ranks."""
+        names = [type(one).__name__ for one in self._callbacks]
+        return [*map(describe_variable, self.variables), f"callbacks {names}"]
+
+    def save(self) -> None:
+        """Keeps the values of the variables."""
+        self._snapshot.save()
+
+    def restore(self) -> None:
+        """Sets the variables back to the values that were kept."""
+        self._snapshot.restore()
+
+    def read(self) -> list[tf.Tensor]:
+        """Returns the values of the variables."""
+        return [tf.identity(tf.convert_to_tensor(v)) for v in self.variables]
+
+    def assign(self, values: list[tf.Tensor]) -> None:
+        """Sets the variables to values of this or another rank."""
+        self._snapshot.assign(values)
+        self._seeds.set_for_rank()
+
+    def share(
+        self, newest: Newest, place: Place, logs: dict[str, Any]
+    ) -> Received | None:
+        """Shares the state in a new generation; all ranks call it.
+
+        A rank that has completed as much as any other one keeps its state. The metrics
+        of all ranks are divided among the ranks of the new generation.
+
+        Args:
+            newest: the rank that has completed most.
+            place: the place of this rank.
+            logs: the logs of the hook at this place.
+
+        Returns:
+            The state of the newest rank if this rank has completed less; else None.
+        """
+        reports = gather_from_all(
+            {
+                "ranks": sorted(self._ranks.items()),
+                "metrics": self.metrics.generation,
+                "completed": self.completed,
+            },
+            "Elastic",
+            name="elastic.places",
+        )
+        received = None
+        if not newest.is_everywhere:
+            received = self._broadcast(newest.root, place, logs)
+        generation, holder = max(
+            (one["metrics"], -rank)
+            for rank, one in enumerate(reports)
+            if one["completed"] == newest.committed
+        )
+        rows = broadcast_object(
+            self.metrics.plain_rows(),
+            -holder,
+            name="elastic.metrics",
+            max_bytes=_MAX_STATE_BYTES,
+        )
+        # From here on, nothing depends on other ranks: all or nothing is taken.
+        ranks = [dict(map(tuple, one["ranks"])) for one in reports]
+        earlier = [one.get(generation, -1) for one in ranks]
+        self.metrics.regroup(rows, earlier, runtime.generation())
+        self._ranks[runtime.generation()] = runtime.rank()
+        is_behind = self.completed != newest.committed
+        self.completed = newest.committed
+        if is_behind:
+            return received
+        self.assign(self._snapshot.values)
+        self._set_metrics(place)
+        self._snapshot.save()
+        return None
+
+    def take_step(self, received: Received, place: Place) -> None:
+        """Takes the variables and the metrics of a rank, at a place of this rank."""
+        self.assign(received.values)
+        self._set_metrics(place)
+
+    def take_all(self, received: Received, place: Place) -> None:
+        """Takes the state of the callbacks, too."""
+        self._model.stop_training = received.stop
+        for callback, state in zip(self._callbacks, received.callbacks, strict=True):
+            vars(callback).update(state)
+        self.take_step(received, place)
+        if received.is_validated:
+            for callback in self._averages():
+                callback.set_validation_metrics(self.metrics.empty_snapshot())
+
+    def _broadcast(self, root: int, place: Place, logs: dict[str, Any]) -> Received:
+        """Returns the state of rank `root`, on all ranks."""
+        own: dict[str, Any] = {}
+        if runtime.rank() == root:
+            own = {
+                "place": list(place),
+                "callbacks": [plain_state(vars(one)) for one in self._callbacks],
+                "logs": plain_state(logs),
+                "stop": bool(self._model.stop_training),
+                "is_validated": any(one.is_validated for one in self._averages()),
+            }
+        sent = broadcast_object(
+            own, root, name="elastic.callbacks", max_bytes=_MAX_STATE_BYTES
+        )
+        values = collectives.grouped_broadcast(
+            self._snapshot.values, root, name="elastic.state"
+        )
+        check_arrived(values, root)
+        return Received(**{**sent, "place": Place(*sent["place"])}, values=values)
+
+    def _set_metrics(self, place: Place) -> None:
+        """Sets the metrics of this rank to those of the table."""
+        rank = runtime.rank()
+        if place.part != EPOCH_END:
+            self.metrics.assign(rank)
+        for callback in self._averages():
+            if place.part == EPOCH_END or callback.has_training_metrics:
+                callback.set_training_metrics(self.metrics.snapshot(rank))
+
+    def _averages(self) -> list[MetricAverage]:
+        return [one for one in self._callbacks if isinstance(one, MetricAverage)]
