@@ -29,7 +29,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-import psutil  # noqa: E402
 from helpers.elastic_fit_program import check, steps_of  # noqa: E402
 from helpers.launcher import finish, start  # noqa: E402
 from helpers.record import Record  # noqa: E402
@@ -78,30 +77,29 @@ def _attack(folder: Path, job: Any, rng: random.Random) -> list[str]:
     """Kills or stops ranks that train, while others train too."""
     kills: list[str] = []
     end_s = time.monotonic() + ATTACK_S
+    attacked: set[int] = set()
     while len(kills) < KILLS and job.poll() is None and time.monotonic() < end_s:
         time.sleep(rng.uniform(0.05, 0.5))
-        pids = _training(folder)
+        pids = sorted(_training(folder) - attacked)
         if len(pids) < 2:
             continue
         number = signal.SIGKILL if rng.random() < 0.85 else signal.SIGSTOP
-        os.kill(rng.choice(pids), number)
+        pid = rng.choice(pids)
+        attacked.add(pid)
+        os.kill(pid, number)
         kills.append(number.name)
         if rng.random() < 0.7:
             time.sleep(rng.uniform(0.0, 6.0))
     return kills
 
 
-def _training(folder: Path) -> list[int]:
+def _training(folder: Path) -> set[int]:
     """The processes that train at the moment."""
     if not (folder / "commits").exists():
-        return []
+        return set()
     now_s = time.monotonic()
     last = [steps[-1] for steps in steps_of(folder).values()]
-    return [
-        step["pid"]
-        for step in last
-        if now_s - step["time_s"] < ALIVE_S and psutil.pid_exists(step["pid"])
-    ]
+    return {step["pid"] for step in last if now_s - step["time_s"] < ALIVE_S}
 
 
 def table(rows: list[dict[str, Any]]) -> bool:
