@@ -46,7 +46,7 @@ def save_part(folder: Path, steps: int, part: Part) -> None:
     """
     file = folder / PARTS
     parts = run_folder.read(file) if file.is_file() else {}
-    saved = map(run_folder.steps_of, run_folder.checkpoints(folder, whole=True))
+    saved = map(run_folder.steps_of, run_folder.checkpoints(folder))
     kept = {str(step): parts[str(step)] for step in saved if str(step) in parts}
     run_folder.save(folder, {**kept, str(steps): part._asdict()}, PARTS)
 

@@ -561,7 +561,7 @@ def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        saved = run_folder.checkpoints(folder, whole=True)
+        saved = run_folder.checkpoints(folder)
         if saved and not FLAGS.evaluate_only:
             command = ["python", script, f"--resume={folder}"]
             if tfdist.size() > 1:
@@ -583,12 +583,11 @@ def open_folder() -> Path:
 
 
 def resume(model: keras.Model, folder: Path) -> int:
-    """Restores a run's newest complete checkpoint; returns its number of steps."""
-    for broken in run_folder.checkpoints(folder, whole=False):
-        say(f"skipped, because it is not a complete checkpoint: {broken}")
-    newest = run_folder.last_checkpoint(folder)
+    """Restores a run's newest undamaged checkpoint; returns its number of steps."""
+    newest = run_folder.last_checkpoint(folder) if tfdist.rank() == 0 else ""
+    newest = tfdist.broadcast_object(str(newest))
     tfdist.restore(model, newest)
-    return tfdist.broadcast_object(run_folder.steps_of(newest))
+    return run_folder.steps_of(Path(newest))
 
 
 def describe(

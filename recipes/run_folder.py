@@ -8,6 +8,7 @@ to `--config` again.
 
 import contextlib
 import difflib
+import glob
 import os
 import secrets
 import time
@@ -19,8 +20,11 @@ from typing import Any
 import yaml
 from absl import flags
 
+import tfdist
+
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+STEPS = "step-*.keras"
 LATEST = "latest"
 LOG = "log.csv"
 PICTURES = "pictures.yaml"
@@ -181,29 +185,29 @@ def _write(file: Path, text: str) -> None:
     partial.replace(file)
 
 
-def checkpoints(path: Path, *, whole: bool) -> list[Path]:
-    """Returns the complete, or the incomplete, checkpoints in a run's folder, by step.
-
-    A file that is truncated, for example by a copy, is incomplete.
-    """
-    found = sorted((path / CHECKPOINTS).glob("step-*.keras"), key=steps_of)
-    return [file for file in found if zipfile.is_zipfile(file) == whole]
+def checkpoints(path: Path) -> list[Path]:
+    """Returns the checkpoints in a run's folder by step, without truncated files."""
+    found = sorted((path / CHECKPOINTS).glob(STEPS), key=steps_of)
+    return [file for file in found if zipfile.is_zipfile(file)]
 
 
 def last_checkpoint(path: Path) -> Path:
-    """Returns the complete checkpoint of the largest step in a run's folder.
+    """Returns the undamaged checkpoint of the largest step in a run's folder.
+
+    Damaged checkpoints are skipped, and the reason is logged.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint.
+        FileNotFoundError: there is no checkpoint.
+        ValueError: all checkpoints are damaged.
     """
-    found = checkpoints(path, whole=True)
-    if not found:
+    folder = glob.escape(os.fspath(path / CHECKPOINTS))
+    try:
+        return tfdist.newest_checkpoint(os.path.join(folder, STEPS))
+    except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected checkpoints step-*.keras in {path / CHECKPOINTS}, found no "
-            "complete one. Name the folder of a run, or its `latest`, that has saved a "
-            "checkpoint."
-        )
-    return found[-1]
+            f"Expected checkpoints {STEPS} in {path / CHECKPOINTS}, found none. Name "
+            "the folder of a run, or its `latest`, that has saved a checkpoint."
+        ) from None
 
 
 def as_template(path: Path) -> str:
@@ -226,12 +230,13 @@ def remove_old_checkpoints(path: Path, keep: int, steps_per_epoch: int) -> None:
         steps_per_epoch: number of steps of an epoch.
     """
     ends, others = [], []
-    for file in checkpoints(path, whole=True):
+    for file in checkpoints(path):
         (others if steps_of(file) % steps_per_epoch else ends).append(file)
     oldest = steps_of(ends[-keep:][0]) if ends else 0
     newer = [file for file in others if steps_of(file) > oldest]
     for file in {*ends, *others} - {*ends[-keep:], *newer[-keep:]}:
         file.unlink(missing_ok=True)
+        Path(f"{file}.sha256").unlink(missing_ok=True)
 
 
 def tidy(path: Path, epochs: int) -> None:

@@ -57,6 +57,7 @@ _PUBLIC = {
     "training.optimizer": ("DistributedOptimizer",),
     "training.evaluate": ("evaluate",),
     "training.predict": ("predict",),
+    "training.checkpoint_files": ("newest_checkpoint",),
     "training.restore": ("restore",),
     "training.device": ("pin_gpu",),
     "errors": (
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
         TimeoutError,
     )
     from tfdist.gradients.tape import DistributedGradientTape
+    from tfdist.training.checkpoint_files import newest_checkpoint
     from tfdist.training.device import pin_gpu
     from tfdist.training.evaluate import evaluate
     from tfdist.training.optimizer import DistributedOptimizer

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.checkpoints import checkpoints_in
 from helpers.ranks import run_ranks
 from helpers.two_parts import TwoParts
 
@@ -264,7 +265,7 @@ def checkpoints(folder):
 
     path = os.path.join(folder, "m-{epoch}.keras")
     model = small_fit([Note(path)], epochs=2)
-    present = sorted(os.listdir(folder))  # on every rank: complete when fit returns
+    present = checkpoints_in(folder)  # on every rank: complete when fit returns
     loaded = keras.models.load_model(os.path.join(folder, "m-2.keras"))
     same = all(
         np.array_equal(a, b)
@@ -310,7 +311,7 @@ def test_a_save_that_fails_on_rank_0_is_an_error_on_all_and_keeps_the_last(tmp_p
         assert "No space left on device" in message
         assert culprit == (0 if rank else None)
         assert later == [1, 1, 1]  # the world goes on
-    assert os.listdir(tmp_path) == ["m.keras"]
+    assert checkpoints_in(tmp_path) == ["m.keras"]
     keras.models.load_model(tmp_path / "m.keras")
 
 

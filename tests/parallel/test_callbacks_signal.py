@@ -8,6 +8,7 @@ import unittest.mock
 import keras
 import numpy as np
 import pytest
+from helpers.checkpoints import checkpoints_in
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
@@ -107,7 +108,7 @@ def test_a_signal_when_the_data_of_a_rank_have_ended_saves_and_ends_all(
     for a, b in zip(results[0][2:], results[1][2:], strict=True):
         np.testing.assert_array_equal(a, b)
     # What nobody knows yet is no reason to lose the work.
-    assert [path.name for path in tmp_path.iterdir()] == ["1-5-none.keras"]
+    assert checkpoints_in(tmp_path) == ["1-5-none.keras"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -118,7 +119,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_same_step(number, tmp_pa
         assert handler_is_back
         for a, b in zip(state, results[0][4:], strict=True):
             np.testing.assert_array_equal(a, b)
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{STEPS + 3}.keras"]
+    assert checkpoints_in(tmp_path) == [f"step-{STEPS + 3}.keras"]
     saved = keras.saving.load_model(tmp_path / f"step-{STEPS + 3}.keras")
     for a, b in zip(saved.weights, results[0][4:], strict=False):
         np.testing.assert_array_equal(a, b)
@@ -127,7 +128,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_same_step(number, tmp_pa
 def test_batches_that_wait_for_their_update_are_finished_first(tmp_path):
     results = run_ranks(ended, 2, str(tmp_path), int(signal.SIGTERM), 2)
     assert [own[1] for own in results] == [STEPS + 4] * 2
-    assert [path.name for path in tmp_path.iterdir()] == ["step-5.keras"]
+    assert checkpoints_in(tmp_path) == ["step-5.keras"]
 
 
 class Signals(keras.layers.Layer):
@@ -265,7 +266,7 @@ def test_a_signal_in_each_phase_saves_what_is_done(tmp_path):
             assert [updates, *seen] == [steps, steps, tested[rank], ended], name
             for a, b in zip(weights, results[0][index][3], strict=True):
                 np.testing.assert_array_equal(a, b, err_msg=name)
-        files = sorted(path.name for path in tmp_path.glob(f"{name}-*"))
+        files = sorted(path.name for path in tmp_path.glob(f"{name}-*.keras"))
         assert f"{name}-{steps}" in files[0] and len(files) == 1, (name, files)
         saved = keras.saving.load_model(
             tmp_path / files[0],
@@ -457,5 +458,5 @@ def kept(folder):
 
 def test_only_the_newest_files_are_kept_and_a_threshold_is_for_the_first_save(tmp_path):
     run_ranks(kept, 2, str(tmp_path))
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = checkpoints_in(tmp_path)
     assert names == ["step-10.keras", "step-12.keras"]

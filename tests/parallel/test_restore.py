@@ -126,7 +126,7 @@ def refused(path, kind):
         ),
         ("optimizer", "state of the optimizer SGD, but this model .* with Adam"),
         ("slots", "expected 13 variables of the optimizer, found 7 in the file"),
-        ("file", "to be a complete .keras file"),
+        ("file", "Expected an undamaged checkpoint, but .* SHA-256"),
         ("missing", "There is no checkpoint"),
     ],
 )

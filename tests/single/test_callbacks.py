@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.checkpoints import checkpoints_in
 
 import tfdist
 from tfdist.callbacks import (
@@ -512,7 +513,7 @@ def files(folder):
 def test_a_file_for_each_epoch_with_names_of_the_logs(tmp_path):
     model = compiled()
     fit(model, Checkpoint(tmp_path / "m-{epoch:02d}.keras"), epochs=2)
-    assert files(tmp_path) == ["m-01.keras", "m-02.keras"]
+    assert checkpoints_in(tmp_path) == ["m-01.keras", "m-02.keras"]
     loaded = keras.models.load_model(tmp_path / "m-02.keras")
     for a, b in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
@@ -523,7 +524,9 @@ def test_a_file_every_few_steps(steps_per_execution, tmp_path):
     path = tmp_path / "{epoch}-{batch}.weights.h5"
     model = compiled(steps_per_execution=steps_per_execution)
     fit(model, Checkpoint(path, save_weights_only=True, save_freq=2), epochs=2)
-    assert files(tmp_path) == [f"{e}-{b}.weights.h5" for e in (1, 2) for b in (2, 4)]
+    assert checkpoints_in(tmp_path) == [
+        f"{e}-{b}.weights.h5" for e in (1, 2) for b in (2, 4)
+    ]
 
 
 def test_only_the_best_is_kept(tmp_path):
@@ -534,7 +537,7 @@ def test_only_the_best_is_kept(tmp_path):
     path = tmp_path / "{epoch}.keras"
     best = Checkpoint(path, monitor="val_accuracy", save_best_only=True)
     fit(compiled(), Scripted(), best, epochs=4)
-    assert files(tmp_path) == ["1.keras", "3.keras"]
+    assert checkpoints_in(tmp_path) == ["1.keras", "3.keras"]
 
 
 def test_a_monitor_that_is_not_in_the_logs_is_an_error(tmp_path):
@@ -565,7 +568,7 @@ def test_a_failed_save_keeps_what_was_saved_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         fit(model, Checkpoint(path))
     assert path.read_bytes() == good
-    assert files(tmp_path) == ["m.keras"]
+    assert checkpoints_in(tmp_path) == ["m.keras"]
 
 
 def test_an_older_file_stays_until_a_newer_one_is_whole(tmp_path, monkeypatch):
@@ -573,7 +576,7 @@ def test_an_older_file_stays_until_a_newer_one_is_whole(tmp_path, monkeypatch):
     last = Checkpoint(tmp_path / "m-{epoch}.keras", keep=1)
     same = Checkpoint(tmp_path / "latest.keras", keep=1)
     fit(model, last, same, epochs=3)
-    assert files(tmp_path) == ["latest.keras", "m-3.keras"]
+    assert checkpoints_in(tmp_path) == ["latest.keras", "m-3.keras"]
 
     def fails(target, **options):
         raise OSError(28, "No space left on device")
@@ -581,7 +584,7 @@ def test_an_older_file_stays_until_a_newer_one_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "save", fails)
     with pytest.raises(OSError, match="No space left"):
         fit(model, last, initial_epoch=3, epochs=4)
-    assert files(tmp_path) == ["latest.keras", "m-3.keras"]
+    assert checkpoints_in(tmp_path) == ["latest.keras", "m-3.keras"]
 
 
 def test_content_is_on_disk_before_the_name_and_the_name_after(tmp_path, monkeypatch):
@@ -629,7 +632,7 @@ def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
     link.symlink_to(real)
     fit(compiled(), Checkpoint(link))
     assert link.readlink() == real
-    assert files(real.parent) == ["model"]
+    assert checkpoints_in(real.parent) == ["model"]
     keras.models.load_model(link)
 
 

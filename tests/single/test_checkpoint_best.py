@@ -1,5 +1,6 @@
 """Checkpoint(save_best_only=True): which epoch is the best, and who says so."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from absl import flags
 from helpers import recipe
+from helpers.checkpoints import checkpoints_in
 
 import tfdist
 from tfdist.callbacks import Checkpoint
@@ -35,7 +37,7 @@ def saved(monitor, metrics, folder, **options):
     ones = np.ones((1, 1))
     callbacks = [scripted, best]
     model.fit(ones, ones, epochs=len(SEEN), verbose=0, callbacks=callbacks)
-    return sorted(int(path.stem) for path in folder.iterdir())
+    return sorted(int(Path(name).stem) for name in checkpoints_in(folder))
 
 
 def test_the_metric_of_that_name_says_what_is_best(tmp_path):
@@ -71,7 +73,7 @@ def validated(folder, validation_freq, monitor="val_loss"):
         validation_freq=validation_freq,
         callbacks=[best],
     )
-    return sorted(path.stem for path in folder.iterdir())
+    return [Path(name).stem for name in checkpoints_in(folder)]
 
 
 @pytest.mark.parametrize("validation_freq", [2, [2, 4]])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl import flags
 from helpers import recipe
+from helpers.checkpoints import checkpoints_in
 
 import tfdist
 from tfdist.callbacks import Checkpoint
@@ -151,5 +152,5 @@ def test_checkpoints_within_an_epoch_do_not_replace_those_of_epochs(tmp_path):
         count.on_epoch_begin(epoch)
         for batch in range(8):
             count.on_train_batch_end(batch, {})
-    kept = sorted(path.stem for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == [f"step-{step:08d}" for step in (8, 10, 12)]
+    kept = checkpoints_in(tmp_path / "checkpoints")
+    assert kept == [f"step-{step:08d}.keras" for step in (8, 10, 12)]

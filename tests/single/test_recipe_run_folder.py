@@ -42,11 +42,25 @@ def test_the_newest_whole_checkpoint_counts(tmp_path):
     assert run_folder.steps_of(newest) == 123456789
     newest.write_bytes(newest.read_bytes()[:-30])
     assert run_folder.last_checkpoint(folder) == path_of(folder, 16)
-    assert run_folder.checkpoints(folder, whole=False) == [newest]
+    assert run_folder.checkpoints(folder) == [path_of(folder, s) for s in (8, 16)]
     for step in (8, 16):
         path_of(folder, step).write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match="found no complete one"):
+    with pytest.raises(ValueError, match="is not a complete .keras file"):
         run_folder.last_checkpoint(folder)
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"step-\*.keras in .*, found none"):
+        run_folder.last_checkpoint(folder)
+
+
+def test_a_damaged_checkpoint_is_skipped_also_in_a_folder_like_a_pattern(tmp_path):
+    (tmp_path / "run[1]").mkdir()
+    folder = saved(tmp_path / "run[1]", 8, 16)
+    digest = "0" * 64  # of a different content
+    Path(f"{path_of(folder, 16)}.sha256").write_text(f"{digest}  step-00000016.keras\n")
+    assert run_folder.last_checkpoint(folder) == path_of(folder, 8)
+    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=4)
+    assert names(folder) == ["step-00000016.keras", "step-00000016.keras.sha256"]
 
 
 def test_the_newest_checkpoints_of_epochs_and_of_steps_are_kept(tmp_path):

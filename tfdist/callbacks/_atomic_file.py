@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tfdist.training.checkpoint_files import checksum_file, checksum_line, sha256_of
+
 _PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
 _ABANDONED_S = 3600.0  # age at which an unchanged partial file is removed
 
@@ -47,12 +49,69 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
+def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes a file as `atomic_write` does, and its checksum to a second file.
+
+    After a crash, the content of the file has its checksum in NAME.sha256. While a file
+    is replaced, the checksums of the old and of the new content are there.
+
+    Args:
+        path: path of the file, or of a link to it; its folder is created if needed.
+        write: function that writes the file to a given path.
+
+    Raises:
+        OSError: the file could not be written. The error contains the file name.
+    """
+    listed = checksum_file(path)
+    line = before = ""
+
+    def write_and_list(partial: Path) -> None:
+        nonlocal line, before
+        write(partial)
+        line = checksum_line(sha256_of(partial), listed)
+        before = _text_of(listed) if path.exists() else ""
+        _write_text(listed, before + line)
+
+    try:
+        atomic_write(path, write_and_list)
+    except BaseException:
+        if not path.exists():
+            listed.unlink(missing_ok=True)
+        raise
+    if before:
+        with contextlib.suppress(OSError):  # the line of the old content does no harm
+            _write_text(listed, line)
+
+
+def remove_with_checksum(path: Path) -> None:
+    """Removes a file and its checksum, if they are there."""
+    listed = checksum_file(path)
+    path.unlink(missing_ok=True)
+    listed.unlink(missing_ok=True)
+
+
+def _text_of(listed: Path) -> str:
+    """Returns the lines with checksums; "" if there are none, or they are damaged."""
+    try:
+        lines = listed.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _write_text(path: Path, text: str) -> None:
+    def write(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    atomic_write(path, write)
+
+
 def _remove_abandoned(folder: Path) -> None:
     """Removes partial files of killed processes that have not changed for an hour."""
     for entry in folder.iterdir():
         if _PARTIAL.fullmatch(entry.name):
             with contextlib.suppress(OSError):  # renamed meanwhile, or not ours
-                if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                if time.time() - entry.lstat().st_mtime > _ABANDONED_S:
                     entry.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint: rank 0 saves atomically, and a failed save raises on all ranks."""
+"""Checkpoint: rank 0 saves atomically, with a checksum; errors raise on all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist.callbacks._atomic_file import atomic_write
+from tfdist.callbacks._atomic_file import remove_with_checksum, write_with_checksum
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import leaves_out_validation
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
@@ -33,6 +33,10 @@ class Checkpoint(RankCallback):
     files of a killed process are removed by a save at least an hour later. The other
     ranks wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
     since some weights may already have been changed.
+
+    The SHA-256 of the file is in NAME.sha256 beside it. `tfdist.restore` compares it
+    and, given a folder or a pattern, skips damaged files. Keras loads the files without
+    tfdist.
 
     The moving statistics of batch normalisation are combined over the ranks before a
     save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
@@ -61,8 +65,8 @@ class Checkpoint(RankCallback):
         initial_value_threshold: with `save_best_only`, the value of `monitor` that the
             first save has to improve on, e.g. the best of a resumed training; default
             None: any value.
-        keep: number of files to keep, at least 1; older files of this training are
-            removed after a new one is complete; default None: all.
+        keep: number of complete files to keep, at least 1; older files of this training
+            are removed after a new one is complete; default None: all.
         verbose: 1: rank 0 prints what it saved; default 0.
         timeout_s: seconds that the other ranks wait; default `TFDIST_TIMEOUT_S`.
 
@@ -207,7 +211,7 @@ class Checkpoint(RankCallback):
             if not self._is_better(value):
                 return
         path = self._path(logs, batch)
-        atomic_write(path, self._write)
+        write_with_checksum(path, self._write)
         self._remove_old_files(path)
         if self.save_best_only:
             self._best = value
@@ -233,7 +237,7 @@ class Checkpoint(RankCallback):
     def _remove_old_files(self, newest: Path) -> None:
         self._saved = [path for path in self._saved if path != newest] + [newest]
         while self.keep is not None and len(self._saved) > self.keep:
-            self._saved.pop(0).unlink(missing_ok=True)
+            remove_with_checksum(self._saved.pop(0))
 
     def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
         names = copy.copy(logs)

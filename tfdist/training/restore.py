@@ -20,6 +20,7 @@ from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation
 from tfdist.layers.saved_generators import read_states, set_states
 from tfdist.layers.seed_generators import broadcast_seed_generators
+from tfdist.training.checkpoint_files import newest_checkpoint
 from tfdist.training.model_building import is_built
 from tfdist.training.model_optimizers import members_of_attribute, optimizers_of
 from tfdist.training.preprocessing_layers import check_alike, follow_variables
@@ -46,11 +47,16 @@ def restore(
     (dropout) also continue, with a different stream on each rank as from
     `tfdist.layers.broadcast_seed_generators`. `model.save` does not save generators.
 
+    A file that `Checkpoint` has written is compared with its checksum first. Given a
+    folder or a pattern, the newest undamaged file is restored. Damaged files are
+    skipped, and the reason is logged (`tfdist.newest_checkpoint`).
+
     Args:
         model: the model, built and compiled like the saved model on all ranks. This
             function builds the optimizer of `compile`. Other optimizers have to be
             built if they were built when the file was saved.
-        path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`.
+        path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`;
+            or a folder or pattern of such files, e.g. "run/step-*.keras".
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that train the model; only these ranks call the function;
             default all.
@@ -61,9 +67,9 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the model is not built or not compiled, or the file is not a
-            checkpoint of this model and optimizer. The message says what was expected
-            and found; nothing is changed.
+        ValueError: the model is not built or not compiled, the file (or each file) is
+            damaged, or it is not a checkpoint of this model and optimizer. The message
+            says what was expected and found; nothing is changed.
         tfdist.RankFailedError: on the other ranks: the rank that reads has failed. The
             message contains its error.
         tfdist.MismatchError: a rank has joined (`tfdist.join`), or the ranks differ in
@@ -91,20 +97,21 @@ def restore(
     root = members_of(process_set)[0]
     reads = runtime.rank() == root
 
-    def check() -> tuple[None, dict[str, Any]]:
+    def check() -> tuple[str, dict[str, Any]]:
         prepare(model)
+        chosen = _choose(path) if reads else ""
         if reads:
-            check_fits(model, os.fspath(path))
-        return None, {"built": _built(model)}
+            check_fits(model, chosen)
+        return chosen, {"built": _built(model)}
 
     def read() -> tuple[None, dict[str, Any]]:
         if not reads:
             return None, {}
-        states = read_states(path)
-        _load(model, os.fspath(path))
+        states = read_states(chosen)
+        _load(model, chosen)
         return None, {"generators": set_states(model, states)}
 
-    _, facts = ranks.run("check", check)
+    chosen, facts = ranks.run("check", check)
     what = "which optimizers of the model are built"
     ranks.agree(facts, "built", what, "Build the same on all ranks.")
     _, facts = ranks.run("read", read)
@@ -119,6 +126,15 @@ def restore(
         for one in optimizers:
             accumulation.loaded(getattr(one, "inner_optimizer", one))
     return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
+
+
+def _choose(path: str | os.PathLike[str]) -> str:
+    """Returns the newest undamaged file of a folder or pattern, or the file itself."""
+    try:
+        return os.fspath(newest_checkpoint(path))
+    except FileNotFoundError as error:
+        hint = " Copy it to this machine first." if "://" in os.fspath(path) else ""
+        raise FileNotFoundError(f"{error}{hint}") from None
 
 
 def prepare(model: keras.Model) -> None:
@@ -145,9 +161,6 @@ def prepare(model: keras.Model) -> None:
 
 def check_fits(model: keras.Model, path: str) -> None:
     """Raises the errors of `restore` if a checkpoint does not fit a compiled model."""
-    if not os.path.exists(path):
-        hint = " Copy it to this machine first." if "://" in path else ""
-        raise FileNotFoundError(f"There is no checkpoint {path!r}.{hint}")
     config, saved = _contents(path)
     own_name = None
     if getattr(model, "optimizer", None) is not None:

@@ -1,0 +1,172 @@
+"""Checksums of checkpoint files, and the newest undamaged checkpoint in a folder.
+
+The checksum of a file is in a second file beside it, NAME.sha256, in the format of
+`sha256sum`, so that `sha256sum -c NAME.sha256` checks it without tfdist.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+SUFFIX = ".sha256"
+_logger = logging.getLogger("tfdist")
+
+
+def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
+    """Returns the newest checkpoint of a folder or pattern that is not damaged.
+
+    A damaged or incomplete file is skipped, and the reason is logged. Files that
+    `tfdist.callbacks.Checkpoint` has written are compared with their checksums
+    (NAME.sha256). Of a ".keras" file without a checksum, the CRC-32 of each member is
+    checked; other files without a checksum are not checked.
+
+    If the names of the files differ in a single number ("step-0000500.keras",
+    "step-0001000.keras"), the largest number is the newest. Otherwise, the modification
+    time decides.
+
+    It is not a collective operation: call it on one rank, and send the result to the
+    others.
+
+    Args:
+        path: a folder, whose ".keras" files are considered; or a pattern such as
+            "run/step-*.keras" or "run/*.weights.h5"; or the name of a single file.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: all files are damaged; the message has the reasons.
+
+    Example:
+        >>> import pathlib, tempfile, tfdist
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for step in (5, 10):
+        ...     _ = (folder / f"step-{step}.weights.h5").write_bytes(b"weights")
+        >>> tfdist.newest_checkpoint(folder / "*.weights.h5").name
+        'step-10.weights.h5'
+    """
+    times_ns: dict[str, float] = {}
+    for name in _candidates(path):
+        try:
+            times_ns[name] = os.stat(name).st_mtime_ns
+        except FileNotFoundError:  # a running job has removed it meanwhile
+            continue
+    if not times_ns:
+        raise FileNotFoundError(f"There is no checkpoint {os.fspath(path)!r}.")
+    reasons = []
+    for name in newest_first(times_ns):
+        reason = damage(name)
+        if reason is None:
+            return Path(name)
+        reasons.append(f"{name}: {reason}")
+        if len(times_ns) > 1:
+            _logger.warning("Skipped the checkpoint %s: %s.", name, reason)
+    raise ValueError(
+        f"Expected an undamaged checkpoint, but {'; '.join(reasons)}. Use an older "
+        "checkpoint. If you have replaced a file on purpose, remove its "
+        f"{SUFFIX} file."
+    )
+
+
+def is_several(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a folder or a pattern, not the name of a file."""
+    name = os.fspath(path)
+    return os.path.isdir(name) or (not os.path.exists(name) and glob.has_magic(name))
+
+
+def damage(path: str | os.PathLike[str]) -> str | None:
+    """Returns in which way a checkpoint is damaged; None if no damage is found."""
+    listed = checksum_file(path)
+    try:
+        if listed.exists():
+            digest = sha256_of(path)
+            if digest.encode() in listed.read_bytes().split():
+                return None
+            return f"its SHA-256 is {digest}, which is not in {listed}"
+        if os.fspath(path).endswith(".keras"):
+            return _damage_of_archive(path)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    return None
+
+
+def _damage_of_archive(path: str | os.PathLike[str]) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    # What zipfile raises depends on which byte is damaged.
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
+        return f"it is not a complete .keras file: {error}"
+    except (NotImplementedError, RuntimeError) as error:  # compressed or encrypted
+        return f"it is not a .keras file: {error}"
+    return None if member is None else f"the CRC-32 of its member {member} is wrong"
+
+
+def checksum_file(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of the file with the checksum; links are followed."""
+    return Path(os.path.realpath(path) + SUFFIX)
+
+
+def checksum_line(digest: str, listed: Path) -> str:
+    r"""Returns the line of a checksum file for one content of the file.
+
+    Args:
+        digest: SHA-256 of the content, in hexadecimal.
+        listed: path of the checksum file.
+
+    Example:
+        >>> checksum_line("e3b0", Path("run/step-5.keras.sha256"))
+        'e3b0  step-5.keras\n'
+    """
+    return f"{digest}  {listed.name.removesuffix(SUFFIX)}\n"
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def newest_first(times: Mapping[str, float]) -> list[str]:
+    """Sorts file names from the newest to the oldest.
+
+    Args:
+        times: file names, and when each was modified, in any unit.
+
+    Returns:
+        The names, by their number if they differ in a single one; otherwise by time.
+
+    Example:
+        >>> newest_first({"step-9.keras": 2.0, "step-10.keras": 1.0})
+        ['step-10.keras', 'step-9.keras']
+        >>> newest_first({"best.keras": 2.0, "step-10.keras": 1.0})
+        ['best.keras', 'step-10.keras']
+    """
+    parts = {name: re.split(r"(\d+)", name) for name in times}
+    columns = list(zip(*parts.values(), strict=False))
+    varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    same_length = len({len(one) for one in parts.values()}) == 1
+    if same_length and len(varying) == 1 and varying[0] % 2:  # odd places: the numbers
+        place = varying[0]
+        return sorted(
+            times, key=lambda name: (int(parts[name][place]), name), reverse=True
+        )
+    return sorted(times, key=lambda name: (times[name], name), reverse=True)
+
+
+def _candidates(path: str | os.PathLike[str]) -> list[str]:
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        name = os.path.join(glob.escape(name), "*.keras")
+    elif not is_several(name):
+        return [name]
+    return [one for one in glob.glob(name) if not one.endswith(SUFFIX)]
