@@ -259,9 +259,9 @@ def checkpoints(folder):
     writes = []
 
     class Note(tfdist.callbacks.Checkpoint):
-        def _write(self, path):
+        def _write(self, path, model):
             writes.append(os.path.basename(path))
-            super()._write(path)
+            super()._write(path, model)
 
     path = os.path.join(folder, "m-{epoch}.keras")
     model = small_fit([Note(path)], epochs=2)
@@ -288,11 +288,11 @@ def test_rank_0_alone_writes_and_all_ranks_find_the_file(tmp_path):
 
 def failing_checkpoint(folder):
     class FailsInEpoch2(tfdist.callbacks.Checkpoint):
-        def _write(self, path):
+        def _write(self, path, model):
             if self._epoch == 1:
                 path.write_bytes(b"half of a mod")
                 raise OSError(28, "No space left on device")
-            super()._write(path)
+            super()._write(path, model)
 
     try:
         small_fit([FailsInEpoch2(os.path.join(folder, "m.keras"))], epochs=3)
@@ -317,7 +317,7 @@ def test_a_save_that_fails_on_rank_0_is_an_error_on_all_and_keeps_the_last(tmp_p
 
 def late_checkpoint(folder):
     class Slow(tfdist.callbacks.Checkpoint):
-        def _write(self, path):
+        def _write(self, path, model):
             time.sleep(3)
 
     callback = Slow(os.path.join(folder, "m.keras"), timeout_s=0.5)

@@ -12,7 +12,7 @@ from helpers.checkpoints import checkpoints_in
 
 import tfdist
 from tfdist.callbacks import Checkpoint
-from tfdist.callbacks.checkpoint import _mode_of
+from tfdist.callbacks._metric_mode import mode_of
 
 SEEN = [0.1, 0.5, 0.3, 0.8, 0.05]
 
@@ -99,7 +99,7 @@ def test_names_of_which_it_is_known(monitor, mode):
     error = keras.metrics.MeanSquaredError("error")
     metrics = [SimpleNamespace(metrics=[score]), error]
     model = SimpleNamespace(metrics=metrics, output_names=["a", "b"])
-    assert _mode_of(monitor, model) == mode
+    assert mode_of(monitor, model) == mode
 
 
 def test_the_recipe_keeps_the_best_model_also_when_it_is_resumed(tmp_path):
@@ -113,7 +113,7 @@ def test_the_recipe_keeps_the_best_model_also_when_it_is_resumed(tmp_path):
         files = [c for c in listed if isinstance(c, Checkpoint)]
         [best] = [c for c in files if c.filepath.endswith("best.keras")]
         best.set_model(model)
-        best._write = lambda path, best=best: (found.append(best._epoch), path.touch())
+        best._write = lambda path, _: (found.append(epoch), path.touch())  # noqa: B023
         for epoch in range(begin, end):
             best.on_epoch_begin(epoch)
             best.on_epoch_end(epoch, {"val_top_1": SEEN[epoch]})

@@ -26,6 +26,7 @@ STATE = {
     "data/_scatter_server.py": {"_running"},
     # The code that is being run or traced.
     "core/deadlock/one_rank_code.py": {"PLACE"},
+    "core/weights_state.py": {"_uses_snapshot"},
     "training/jit_compile.py": {"_ACTIVE"},
     # Functions that other modules add.
     "collectives/_join.py": {"after_join"},

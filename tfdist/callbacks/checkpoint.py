@@ -1,27 +1,36 @@
-"""Checkpoint: rank 0 saves atomically, with a checksum; errors raise on all ranks."""
+"""Checkpoint: rank 0 saves atomically, with a checksum, also in the background."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import re
 import string
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from tfdist.callbacks._atomic_file import remove_with_checksum, write_with_checksum
+from tfdist.callbacks._background_writer import BackgroundWriter, Job
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import leaves_out_validation
+from tfdist.callbacks._metric_mode import mode_of
+from tfdist.callbacks._model_snapshot import ModelSnapshots
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
-from tfdist.collectives.all_ranks import run_on_rank
-from tfdist.core.weights_state import check_not_torn
+from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
+from tfdist.core import runtime
+from tfdist.core.weights_state import check_not_torn, using_snapshot
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
+
+_logger = logging.getLogger("tfdist")
+_PLACE = "the save of tfdist.callbacks.Checkpoint"
 
 
 class Checkpoint(RankCallback):
@@ -37,6 +46,15 @@ class Checkpoint(RankCallback):
     The SHA-256 of the file is in NAME.sha256 beside it. `tfdist.restore` compares it
     and, given a folder or a pattern, skips damaged files. Keras loads the files without
     tfdist.
+
+    With `background`, the training waits only until rank 0 has copied the variables to
+    host memory; a thread writes the file from the copies. If a save is due before the
+    previous file is complete, its copies wait; the copies of a third save replace them,
+    with a warning. So rank 0 needs memory for two copies of the variables, and for a
+    third one for a moment. A failed write (a full disk) is a warning on rank 0: the
+    training goes on, and the next save tries again. At the end of `fit`, and when
+    `StopOnSignal` ends the job, all ranks wait for the file, and a failed write is
+    repeated once.
 
     The moving statistics of batch normalisation are combined over the ranks before a
     save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
@@ -68,6 +86,9 @@ class Checkpoint(RankCallback):
         keep: number of complete files to keep, at least 1; older files of this training
             are removed after a new one is complete; default None: all.
         verbose: 1: rank 0 prints what it saved; default 0.
+        background: write files on a thread while the training goes on; default False.
+            Needs the same value on all ranks. State that is not in variables of Keras
+            is read while the file is written.
         timeout_s: seconds that the other ranks wait; default `TFDIST_TIMEOUT_S`.
 
     Raises:
@@ -75,7 +96,8 @@ class Checkpoint(RankCallback):
             `mode` is "auto" and the direction is unknown; or at the first save if
             `monitor` is not in the logs.
         RuntimeError: the weights are torn; the message names the last good step.
-        tfdist.RankFailedError: on the other ranks, if rank 0 could not save.
+        OSError: on rank 0, without `background`: the file could not be written.
+        tfdist.RankFailedError: on the other ranks, if rank 0 raised an error.
 
     Example:
         >>> import tfdist
@@ -95,6 +117,7 @@ class Checkpoint(RankCallback):
         initial_value_threshold: float | None = None,
         keep: int | None = None,
         verbose: int = 0,
+        background: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         super().__init__()
@@ -142,13 +165,16 @@ class Checkpoint(RankCallback):
         self.verbose = verbose
         self.timeout_s = timeout_s
         self.keep = keep
+        self.background = background
         self._best = initial_value_threshold
         self._saved: list[Path] = []
         self._steps = 0
+        self._snapshots = ModelSnapshots()
+        self._writer = BackgroundWriter()
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns how often the ranks save."""
-        return {"save_freq": self.save_freq}
+        """Returns when the ranks save, and whether they wait for the file."""
+        return {"save_freq": self.save_freq, "background": self.background}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stores the epoch number, and resets the step count."""
@@ -175,8 +201,47 @@ class Checkpoint(RankCallback):
         if self.save_freq == "epoch":
             self.save_now(logs or {}, None)
 
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits until the last file is complete."""
+        super().on_train_end(logs)
+        self.wait_until_finished()
+
+    def on_saved(self, path: Path) -> None:
+        """Called on rank 0 when a file is complete; removes files beyond `keep`.
+
+        With `background`, it runs on the thread that writes, so it must not call
+        collective operations.
+
+        Args:
+            path: path of the file.
+        """
+        self._saved = [one for one in self._saved if one != path] + [path]
+        while self.keep is not None and len(self._saved) > self.keep:
+            remove_with_checksum(self._saved.pop(0))
+
+    def wait_until_finished(self) -> None:
+        """Waits for the files that `background` is still writing; all ranks call it.
+
+        A failed write of the newest file is repeated once. If that takes longer than
+        half of `timeout_s`, the ranks go on with a warning, and the program ends when
+        the file is complete.
+        """
+        if not self.background:
+            return
+        run_on_rank(
+            self._first,
+            self._wait_for_writer,
+            f"rank {self._first} could not wait for the checkpoint",
+            place=_PLACE,
+            name="end of the saves of Checkpoint",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
+        )
+
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
         """Saves on rank 0; all ranks call it, and return or raise together.
+
+        With `background` it returns before the file is written.
 
         Args:
             logs: the current metrics, for the name and `monitor`.
@@ -191,7 +256,7 @@ class Checkpoint(RankCallback):
             self._first,
             lambda: self._save_if_better(logs, batch),
             f"rank {self._first} could not save the checkpoint",
-            place="the save of tfdist.callbacks.Checkpoint",
+            place=_PLACE,
             name="save of Checkpoint",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
@@ -209,14 +274,49 @@ class Checkpoint(RankCallback):
                 )
             value = float(logs[self.monitor])
             if not self._is_better(value):
+                self._writer.retry()
                 return
         path = self._path(logs, batch)
-        write_with_checksum(path, self._write)
-        self._remove_old_files(path)
+        if self.background:
+            self._save_in_background(path)
+        else:
+            self._save(path, self.model, self._epoch)
         if self.save_best_only:
             self._best = value
+
+    def _save_in_background(self, path: Path) -> None:
+        model, epoch, ranks = self.model, self._epoch, self._ranks
+        snapshot = self._snapshots.take(model)
+
+        def write() -> None:
+            alone = single_rank_code(_PLACE, ranks, others_wait=False)
+            with alone, using_snapshot(), snapshot.as_values():
+                self._save(path, model, epoch)
+
+        self._writer.submit(Job(path, write))
+
+    def _save(self, path: Path, model: keras.Model, epoch: int) -> None:
+        write_with_checksum(path, lambda partial: self._write(partial, model))
+        self.on_saved(path)
         if self.verbose:
-            sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
+            sys.stdout.write(f"\nEpoch {epoch + 1}: saved {path}\n")
+
+    def _wait_for_writer(self) -> None:
+        timeout_s = self.timeout_s
+        if timeout_s is None:
+            timeout_s = float(runtime.setting("TFDIST_TIMEOUT_S"))
+        deadline_s = time.monotonic() + timeout_s / 2  # the other ranks wait longer
+        ended = self._writer.wait(timeout_s / 2)
+        if ended and self._writer.has_failed:
+            self._writer.retry()
+            ended = self._writer.wait(deadline_s - time.monotonic())
+        if not ended:
+            _logger.warning(
+                "A checkpoint like %s is still being written after %g s. The ranks go "
+                "on, and the program ends when the file is complete.",
+                self.filepath,
+                timeout_s / 2,
+            )
 
     def _is_not_validated(self) -> bool:
         """Returns whether `monitor` belongs to a validation that this epoch skips."""
@@ -232,12 +332,7 @@ class Checkpoint(RankCallback):
     def _choose_mode(self) -> None:
         """Sets the mode on every rank, so that an unknown direction raises on all."""
         if self.save_best_only and self.mode == "auto":
-            self.mode = _mode_of(self.monitor, self.model)
-
-    def _remove_old_files(self, newest: Path) -> None:
-        self._saved = [path for path in self._saved if path != newest] + [newest]
-        while self.keep is not None and len(self._saved) > self.keep:
-            remove_with_checksum(self._saved.pop(0))
+            self.mode = mode_of(self.monitor, self.model)
 
     def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
         names = copy.copy(logs)
@@ -256,12 +351,12 @@ class Checkpoint(RankCallback):
                 f"{self.filepath!r}."
             ) from None
 
-    def _write(self, path: Path) -> None:
+    def _write(self, path: Path, model: keras.Model) -> None:
         if self.save_weights_only:
-            self.model.save_weights(str(path), overwrite=True)
+            model.save_weights(str(path), overwrite=True)
         else:
-            self.model.save(str(path), overwrite=True)
-            add_states(path, self.model)
+            model.save(str(path), overwrite=True)
+            add_states(path, model)
 
 
 class LastLogs(dict[str, Any]):
@@ -296,30 +391,3 @@ def _check_names(filepath: str) -> None:
             "Expected a filepath with names in braces, e.g. 'model-{epoch:03d}.keras', "
             f"got {filepath!r}: {problem}. Write '{{{{' and '}}}}' for braces."
         )
-
-
-def _mode_of(monitor: str, model: keras.Model) -> str:
-    """Returns "max" or "min": whether larger or smaller values of a metric are better.
-
-    Raises:
-        ValueError: the direction is unknown.
-    """
-    modes = {"loss": "min"}
-    for metric in model.metrics:
-        for one in getattr(metric, "metrics", None) or [metric]:
-            if hasattr(one, "_direction"):  # as in Keras's callbacks
-                modes[one.name] = "max" if one._direction == "up" else "min"
-    name = monitor.removeprefix("val_")
-    outputs = getattr(model, "output_names", None) or ()
-    for known in (name, *(name.removeprefix(f"{output}_") for output in outputs)):
-        if known in modes:
-            return modes[known]
-    if any(word in name for word in ("acc", "auc", "precision", "recall", "f1")):
-        return "max"
-    if name.endswith("loss"):
-        return "min"
-    raise ValueError(
-        f"Expected a monitor of {sorted(modes)}, got {monitor!r}: the model does not "
-        "show whether a larger or a smaller value is better. Pass mode='max' to keep "
-        "the model with the largest value, or mode='min' for the smallest."
-    )

@@ -65,7 +65,8 @@ class StopOnSignal(RankCallback):
         ValueError: `checkpoint` has `save_best_only=True`; `signals` is empty or has a
             signal that a program cannot handle; or `fit` does not run in the main
             thread, the only one that can handle signals.
-        SystemExit: on all ranks, after the checkpoint is saved.
+        SystemExit: on all ranks, after the checkpoint is saved. If it could not be
+            saved in the background, a warning has said so.
 
     Example:
         >>> import tfdist
@@ -232,6 +233,7 @@ class StopOnSignal(RankCallback):
                 self._epoch + 1,
             )
         self.checkpoint.save_now(LastLogs(self._logs), batch)
+        self.checkpoint.wait_until_finished()
         self._training = False
         self._give_back()
         raise SystemExit(128 + received)

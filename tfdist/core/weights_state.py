@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import logging
+from collections.abc import Iterator
 
 from tfdist.core import engines, native, runtime
 
 _logger = logging.getLogger("tfdist")
+_uses_snapshot = contextvars.ContextVar("tfdist_uses_snapshot", default=False)
 
 
 def note_restored() -> None:
     """Records that the weights are those of a commit, although a rank has failed."""
     runtime.state.was_restored = True
+
+
+@contextlib.contextmanager
+def using_snapshot() -> Iterator[None]:
+    """In this thread, weights are read from a snapshot, which no step can tear."""
+    token = _uses_snapshot.set(True)
+    try:
+        yield
+    finally:
+        _uses_snapshot.reset(token)
 
 
 def check_not_torn() -> None:
@@ -23,6 +37,8 @@ def check_not_torn() -> None:
     Raises:
         RuntimeError: the message names the last good step and the failure.
     """
+    if _uses_snapshot.get():
+        return
     failure = native.failure()
     if failure is None or runtime.state.was_restored:
         return
