@@ -3,6 +3,7 @@
 import os
 import threading
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers.checkpoints import checkpoints_in
 
 import tfdist
 from tfdist.callbacks import Checkpoint
+from tfdist.callbacks._weights_file import save_weights
 from tfdist.core import native
 
 
@@ -221,3 +223,21 @@ def test_the_checkpoint_program_finds_a_wrong_bit(tmp_path):
     values[0, 0] = np.nextafter(values[0, 0], np.float32(9))
     kernel.assign(values)
     assert "has not the values of step 3" in checkpoint_program.wrong_with(model, 3)
+
+
+def test_weights_are_those_that_keras_saves(tmp_path):
+    model = checkpoint_program.build()
+    checkpoint_program.set_step(model, 7)
+    model.save_weights(tmp_path / "keras.weights.h5")
+    save_weights(model, tmp_path / "ours.weights.h5")
+    files = []
+    for name in ("keras", "ours"):
+        found = {}
+        with h5py.File(tmp_path / f"{name}.weights.h5") as file:
+            file.visititems(
+                lambda path, item, found=found: found.update(
+                    {path: item[()].tolist() if isinstance(item, h5py.Dataset) else 0}
+                )
+            )
+        files.append(found)
+    assert files[0] == files[1] and len(files[0]) > 20

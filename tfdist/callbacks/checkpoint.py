@@ -23,6 +23,7 @@ from tfdist.callbacks._metric_mode import mode_of
 from tfdist.callbacks._model_snapshot import ModelSnapshots
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
+from tfdist.callbacks._weights_file import save_weights
 from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
 from tfdist.core import runtime
 from tfdist.core.weights_state import check_not_torn, using_snapshot
@@ -353,7 +354,7 @@ class Checkpoint(RankCallback):
 
     def _write(self, path: Path, model: keras.Model) -> None:
         if self.save_weights_only:
-            model.save_weights(str(path), overwrite=True)
+            save_weights(model, path)
         else:
             model.save(str(path), overwrite=True)
             add_states(path, model)
