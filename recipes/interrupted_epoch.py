@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def save_part(folder: Path, steps: int, part: Part) -> None:
-    """Adds the part of an epoch up to a step; removes parts without a checkpoint.
+    """Adds the part of an epoch up to a step; removes parts of removed checkpoints.
 
     Args:
         folder: folder of the run.
@@ -46,8 +46,13 @@ def save_part(folder: Path, steps: int, part: Part) -> None:
     """
     file = folder / PARTS
     parts = run_folder.read(file) if file.is_file() else {}
-    saved = map(run_folder.steps_of, run_folder.checkpoints(folder))
-    kept = {str(step): parts[str(step)] for step in saved if str(step) in parts}
+    saved = {*map(run_folder.steps_of, run_folder.checkpoints(folder))}
+    newest = max(saved, default=-1)  # files of later steps are still being written
+    kept = {
+        step: one
+        for step, one in parts.items()
+        if int(step) in saved or newest < int(step) < steps
+    }
     run_folder.save(folder, {**kept, str(steps): part._asdict()}, PARTS)
 
 

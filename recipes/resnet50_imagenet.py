@@ -367,6 +367,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             monitor="val_top_1",
             mode="max",
             save_best_only=True,
+            background=True,
             initial_value_threshold=summary.best(folder, "val_top_1"),
         ),
         ours.RankZeroOnly(of_keras.CSVLogger(folder / run_folder.LOG, append=True)),
@@ -381,6 +382,8 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
 class RunCheckpoint(tfdist.callbacks.Checkpoint):
     """Saves models, named by the number of completed steps; keeps the last few.
 
+    Files are written in the background. A full disk does not end the training.
+
     Args:
         folder: folder of the run.
         plan: the numbers of the training.
@@ -394,7 +397,7 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
         self, folder: Path, plan: Plan, whole_epoch: interrupted_epoch.WholeEpoch
     ) -> None:
         within = run_folder.as_template(folder / run_folder.CHECKPOINTS)
-        super().__init__(f"{within}/step-{{steps:08d}}.keras")
+        super().__init__(f"{within}/step-{{steps:08d}}.keras", background=True)
         self._folder, self._plan, self._whole_epoch = folder, plan, whole_epoch
         self.steps = plan.first_step
 
@@ -404,11 +407,16 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
         in_epoch = self.steps % self._plan.steps_per_epoch
         part = self._whole_epoch.part() if in_epoch else None
         if part and tfdist.rank() == 0:
-            interrupted_epoch.save_part(self._folder, self.steps, part)
+            try:
+                interrupted_epoch.save_part(self._folder, self.steps, part)
+            except OSError as error:
+                logging.warning("The metrics of this epoch were not saved: %s", error)
         super().save_now(logs, batch)
-        if tfdist.rank() == 0:
-            steps = self._plan.steps_per_epoch
-            run_folder.remove_old_checkpoints(self._folder, FLAGS.keep, steps)
+
+    def on_saved(self, path: Path) -> None:
+        """Removes old checkpoints on rank 0 when a new one is complete."""
+        steps = self._plan.steps_per_epoch
+        run_folder.remove_old_checkpoints(self._folder, FLAGS.keep, steps)
 
 
 class CountSteps(keras.callbacks.Callback):
@@ -446,6 +454,10 @@ class CountSteps(keras.callbacks.Callback):
         every = FLAGS.checkpoint_steps
         if not left or (every and not rest and steps % every == 0):
             self._checkpoint.save_now(logs, batch)
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        """Waits until the last checkpoint is complete."""
+        self._checkpoint.wait_until_finished()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Adds to the logs; runs before the callbacks that show the logs and save."""

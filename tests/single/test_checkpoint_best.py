@@ -117,6 +117,7 @@ def test_the_recipe_keeps_the_best_model_also_when_it_is_resumed(tmp_path):
         for epoch in range(begin, end):
             best.on_epoch_begin(epoch)
             best.on_epoch_end(epoch, {"val_top_1": SEEN[epoch]})
+            best.wait_until_finished()
         rows = [f"{i},{value}" for i, value in enumerate(SEEN[:end])]
         (tmp_path / "log.csv").write_text("\n".join(["epoch,val_top_1", *rows]))
     assert found == [0, 1, 3]

@@ -152,5 +152,6 @@ def test_checkpoints_within_an_epoch_do_not_replace_those_of_epochs(tmp_path):
         count.on_epoch_begin(epoch)
         for batch in range(8):
             count.on_train_batch_end(batch, {})
+            count.on_train_end()  # waits for the file
     kept = checkpoints_in(tmp_path / "checkpoints")
     assert kept == [f"step-{step:08d}.keras" for step in (8, 10, 12)]
