@@ -65,6 +65,7 @@ campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (an ho
 	@$(BIN)/python tests/campaign/signals.py
 	@$(BIN)/python tests/campaign/elastic.py
 	@$(BIN)/python tests/campaign/elastic_fit.py
+	@$(BIN)/python tests/campaign/checkpoints.py
 
 sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@$(BIN)/python .ci/sanitize.py

@@ -1,5 +1,9 @@
-"""Checkpoints that a thread writes have the values of the step they were due at."""
+"""Checkpoints that a thread writes have the values of the step at which they were due.
 
+The campaign (tests/campaign/checkpoints.py) tries the same much more often.
+"""
+
+import logging
 import os
 import threading
 
@@ -7,7 +11,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from campaign import checkpoint_program
+from campaign import checkpoint_program, checkpoints
 from helpers.checkpoints import checkpoints_in
 
 import tfdist
@@ -214,15 +218,36 @@ def test_a_file_that_is_replaced_has_its_checksum_at_each_moment(tmp_path, monke
     assert found == [path] * 13  # 1 in the first save, and 6 in each other one
 
 
-def test_the_checkpoint_program_finds_a_wrong_bit(tmp_path):
+@pytest.fixture
+def quiet():
+    logger = logging.getLogger("tfdist")
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_job_that_is_killed_while_it_saves_goes_on(seed, quiet):
+    assert checkpoints.chain(seed, 2)["faults"] == []
+
+
+def test_a_file_that_cannot_grow_is_not_saved_and_the_next_is(tmp_path):
     model = checkpoint_program.build()
-    checkpoint_program.set_step(model, 3)
-    assert checkpoint_program.wrong_with(model, 3) == ""
-    kernel = model.layers[0].kernel
-    values = np.array(kernel)
-    values[0, 0] = np.nextafter(values[0, 0], np.float32(9))
-    kernel.assign(values)
-    assert "has not the values of step 3" in checkpoint_program.wrong_with(model, 3)
+    size = checkpoints.size_of_file(model)
+    for place, limit in enumerate((0, 1024, size // 2, size - 1, size)):
+        folder = tmp_path / f"{place}"
+        folder.mkdir()
+        row = checkpoints.limited(model, folder, limit)
+        assert row == {"size": limit, "failed": limit < size, "faults": []}
+
+
+def test_a_full_disk_keeps_the_earlier_files():
+    rows = checkpoints.disks_apart(0.06)
+    if rows is None:
+        pytest.skip("no file systems can be mounted here")
+    assert {row["name"] for row in rows} == set(checkpoints.NAMES)
+    assert sum(row["failures"] for row in rows) > 0
+    assert [row["faults"] for row in rows] == [[]] * len(rows)
 
 
 def test_weights_are_those_that_keras_saves(tmp_path):
@@ -241,3 +266,18 @@ def test_weights_are_those_that_keras_saves(tmp_path):
             )
         files.append(found)
     assert files[0] == files[1] and len(files[0]) > 20
+
+
+def test_flipped_bits_are_found(quiet):
+    assert checkpoints.flips(0, 30)["faults"] == []
+
+
+def test_the_checkpoint_program_finds_a_wrong_bit(tmp_path):
+    model = checkpoint_program.build()
+    checkpoint_program.set_step(model, 3)
+    assert checkpoint_program.wrong_with(model, 3) == ""
+    kernel = model.layers[0].kernel
+    values = np.array(kernel)
+    values[0, 0] = np.nextafter(values[0, 0], np.float32(9))
+    kernel.assign(values)
+    assert "has not the values of step 3" in checkpoint_program.wrong_with(model, 3)
