@@ -25,7 +25,8 @@ class Referee:
     Args:
         membership: the membership that is tested.
         world: object with `is_gone(member)`, `is_asking(member, generation)`,
-            `program_of(member)` and `floor()`.
+            `wants_to_leave(member)`, `committed_of(member)`, `program_of(member)` and
+            `floor()`.
         settings: arguments of the membership by name.
     """
 
@@ -50,6 +51,13 @@ class Referee:
         self.stop = None  # the reason
         self.given = Counter()  # number of actions of each kind
         self.stopped_now = None  # the member of the event `stopped`
+        self.leave_by_s = {}  # of the members that want to leave
+        self.dismissed = set()
+        self.free_starts = 0  # in place of dismissed members
+        self.asked = set()  # generations whose members were asked for their steps
+        self.steps = {}  # their answers, in the newest generation
+        self.ends = {}  # generation: its last step
+        self.preempting = self.preempted = False
 
     # ---- events ----
 
@@ -60,7 +68,7 @@ class Referee:
 
     def request(self, request, now_s):
         member = request.member
-        is_heard = member in self.live - self.killed
+        is_heard = member in self.live - self.killed - self.dismissed
         if is_heard and self.stop is None and member not in self.refused:
             self._record(request, now_s)
         actions = self.membership.request(request, now_s)
@@ -94,11 +102,13 @@ class Referee:
         must_tell = False
         self.live.remove(member)
         self.ready.pop(member, None)
-        if member in self.ranks:
+        if member in self.dismissed:
+            pass
+        elif member in self.ranks:
             (self.failed if failed else self.finished).add(member)
             self.wanted -= not failed
             self.requests.pop(member, None)
-            others = self.live & self.ranks.keys()
+            others = self.members()
             must_tell = self.stop is None and bool(others - self.requests.keys())
         elif member not in self.were_ready:
             self.start_failures += 1
@@ -109,6 +119,22 @@ class Referee:
             expected = Fail(self.generation, member, self.ranks[member])
             require(expected in actions, "the end of a member is reported", expected)
         return self._check(actions, now_s)
+
+    def leave(self, member, now_s):
+        if member in self.members() and self.stop is None and not self.has_finished():
+            limit_s = now_s + self.settings["leave_limit_s"]
+            self.leave_by_s.setdefault(member, limit_s)
+        return self._check(self.membership.leave(member, now_s), now_s)
+
+    def at_step(self, member, generation, committed, now_s):
+        if generation == self.generation and member in self.members():
+            self.steps[member] = committed
+        actions = self.membership.at_step(member, generation, committed, now_s)
+        return self._check(actions, now_s)
+
+    def preempt(self, now_s):
+        self.preempting = True
+        return self._check(self.membership.preempt(now_s), now_s)
 
     def stopped(self, member, now_s):
         self.stopped_now = member
@@ -121,12 +147,27 @@ class Referee:
 
     # ---- the state, by this record ----
 
+    def members(self):
+        """The live members of the newest generation that were not dismissed."""
+        return (self.live & self.ranks.keys()) - self.dismissed
+
+    def leaving(self):
+        return self.members() & self.leave_by_s.keys()
+
+    def must_save(self):
+        """Whether the members save and end when their round closes."""
+        if self.preempting or self.preempted:
+            return True
+        staying = self.members() - self.leaving()
+        hopeless = not self._can_become_enough(staying, len(self.leaving()))
+        return bool(self.leaving()) and (not staying or hopeless)
+
     def is_open(self):
-        return bool(self.live & self.ranks.keys() & self.requests.keys())
+        return bool(self.members() & self.requests.keys())
 
     def has_finished(self):
         """Whether the whole newest generation has ended with exit code 0."""
-        return self.ranks.keys() <= self.finished
+        return self.ranks.keys() - self.dismissed <= self.finished
 
     def _differs(self, request):
         are_known = self.program and request.program
@@ -134,30 +175,31 @@ class Referee:
 
     def _preparing(self):
         gone = {*self.ranks, *self.ready, *self.killed, *self.refused}
-        return self.live - gone
+        return self.live - gone - self.dismissed
 
-    def _starts_left(self, preparing=0):
+    def _starts_left(self, preparing=0, leaving=0):
         if self.start_failures >= START_FAILURES and not preparing:
             return 0
         replacements = self.started - self.settings["spares"]
-        return self.settings["max_restarts"] - replacements
+        most = self.settings["max_restarts"]
+        return most + (self.free_starts + leaving if most else 0) - replacements
 
     def has_room(self):
-        return len(self.live & self.ranks.keys()) < self.wanted
+        return len(self.members()) < self.wanted
 
     def _is_enough(self, members):
         there = min(self.wanted, len(members) + len(self.ready))
         return there >= self.settings["min_size"]
 
-    def _can_become_enough(self, members):
+    def _can_become_enough(self, members, leaving=0):
         preparing = len(self._preparing())
         there = len(members) + len(self.ready) + preparing
-        most = min(self.wanted, there + self._starts_left(preparing))
+        most = min(self.wanted, there + self._starts_left(preparing, leaving))
         return most >= self.settings["min_size"]
 
     def _rounds_without_step(self, members):
         """The count of such rounds if these members formed a generation now."""
-        if self.ranks.keys() <= self.live:
+        if self.ranks.keys() <= self.live | self.dismissed:
             return self.without_step
         best = max(self.requests[member].committed for member in members)
         return self.without_step + 1 if best <= self.best_at_failure else 0
@@ -165,23 +207,35 @@ class Referee:
     # ---- checks ----
 
     def _check(self, actions, now_s):
+        answers = [action for action in actions if isinstance(action, Answer)]
         for action in actions:
             kind = type(action).__name__
             self.given[kind] += 1
             getattr(self, f"_check_{kind.lower()}")(action, now_s)
-        answers = [action for action in actions if isinstance(action, Answer)]
-        if answers:
-            self._check_generation(answers)
-        if self.stop is None and not self.has_finished():
+            if answers and action is answers[-1]:
+                self._check_generation(answers, now_s)
+        is_saved = self.preempted and not self.members()
+        if self.stop is None and not self.has_finished() and not is_saved:
             self._check_nothing_is_due()
         return actions
 
     def _check_nothing_is_due(self):
-        members = self.live & self.ranks.keys()
+        members = self.members()
         require(members, "a job without members is over", self.ranks)
         if members <= self.requests.keys() - self.killed:
             require(not self._is_enough(members), "a round closes at once", members)
             require(self._can_become_enough(members), "no vain wait", members)
+            require(not self.must_save(), "a preempted job ends at once", members)
+        if self.preempted:
+            return
+        if (self.leaving() or self.preempting) and not self.is_open():
+            is_known = self.generation in self.asked
+            require(is_known, "a member that wants to leave is heard", self.leaving())
+            if self.steps.keys() >= members:
+                require(self.generation in self.ends, "the last step is known", members)
+            return
+        if self.preempting:
+            return
         if self.ready and self.has_room() and not self.is_open():
             is_known = self.generation in self.announced
             require(is_known, "newcomers are announced", self.ready)
@@ -194,6 +248,8 @@ class Referee:
 
     def _check_start(self, action, now_s):
         require(self.stop is None, "no Start after Stop", action)
+        is_ending = self.preempting or self.preempted
+        require(not is_ending, "a preempted job starts nothing", action)
         expected = self.settings["size"] + self.started
         require(action.member == expected, "numbers increase by one", action)
         if self.spares_left:
@@ -209,7 +265,7 @@ class Referee:
     def _check_kill(self, action, now_s):
         member = action.member
         require(member in self.live - self.killed, "live members are killed", action)
-        is_silent = member in self.ranks and member not in self.requests
+        is_silent = member in self.members() and member not in self.requests
         is_late = self.opened_s is not None and (
             now_s >= self.opened_s + self.settings["round_limit_s"]
         )
@@ -219,6 +275,8 @@ class Referee:
             self.stopped_now == member and self.is_open(),
             now_s >= self.deadline_s.get(member, float("inf")),
             member not in self.ranks and self.has_finished(),
+            now_s >= self.leave_by_s.get(member, float("inf")),
+            member not in self.ranks and self.must_save(),
         )
         require(any(reasons), "there is a reason to kill a process", action)
         self.killed.add(member)
@@ -238,11 +296,49 @@ class Referee:
             self.deadline_s[member] = now_s + self.settings["start_limit_s"]
         self.refused.add(member)
 
+    def _check_dismiss(self, action, now_s):
+        member = action.member
+        require(
+            member in self.leaving(), "only who wants to leave is dismissed", action
+        )
+        require(self.world.wants_to_leave(member), "it got SIGTERM", action)
+        is_over = self.world.is_gone(member)
+        is_over = is_over or self.world.is_asking(member, self.generation)
+        require(is_over, "no dismissed member runs the old generation", member)
+        require(not self.must_save(), "a preempted job dismisses nobody", action)
+        waiting = self.requests.keys() - self.killed
+        require(self.members() <= waiting, "a complete round", action)
+        staying = self.members() - self.leaving()
+        newest = max(self.requests[one].committed for one in staying)
+        own = self.requests[member].committed
+        require(newest >= own, "others have the state of who leaves", action)
+        self.dismissed.add(member)
+        self.free_starts += 1
+
+    def _check_askstep(self, action, now_s):
+        is_new = action.generation == self.generation not in self.asked
+        require(is_new, "members are asked for their steps once", action)
+        is_due = self.leaving() or self.preempting
+        require(is_due and not self.is_open(), "somebody wants to leave", action)
+        self.asked.add(action.generation)
+        self.steps = {}
+
+    def _check_endat(self, action, now_s):
+        is_new = action.generation == self.generation not in self.ends
+        require(is_new, "a generation has one last step", action)
+        members = self.members()
+        require(members <= self.steps.keys(), "all have answered", action, self.steps)
+        most = max(self.steps[member] for member in members)
+        require(action.committed == most + 1, "nobody is beyond the last step", action)
+        self.ends[action.generation] = action.committed
+
     def _check_announce(self, action, now_s):
         is_new = action.generation == self.generation not in self.announced
         require(is_new, "newcomers are announced once in a generation", action)
         is_due = self.ready and self.has_room() and not self.is_open()
         require(is_due, "newcomers are announced when they are ready", action)
+        is_ending = self.leaving() or self.preempting
+        require(not is_ending, "no step is lost to newcomers at a handover", action)
         self.announced.add(action.generation)
 
     def _check_fail(self, action, now_s):
@@ -254,11 +350,12 @@ class Referee:
     def _check_stop(self, action, now_s):
         require(self.stop is None, "Stop is given once", action)
         self.stop = action.reason
-        members = self.live & self.ranks.keys()
+        members = self.members()
         if "of generation" in action.reason:
             holds = not members and self.ranks.keys() & self.failed
             is_partly = "have finished" in action.reason
             holds = holds and is_partly == bool(self.ranks.keys() & self.finished)
+            holds = holds and not self.preempted
         else:
             waiting = self.requests.keys() - self.killed
             require(members and members <= waiting, "a complete round", action)
@@ -274,7 +371,7 @@ class Referee:
             return all(self.requests[member].committed < 0 for member in members)
         return False
 
-    def _check_generation(self, answers):
+    def _check_generation(self, answers, now_s):
         """Checks the generation that these answers form."""
         self._check_fencing()
         new = {answer.member: answer.rank for answer in answers}
@@ -284,9 +381,23 @@ class Referee:
         require(numbers == {self.generation + 1}, "generations increase", answers)
         require({a.size for a in answers} == {size}, "one size", answers)
         require(sorted(new.values()) == [*range(size)], "each rank once", answers)
-        fits = self.settings["min_size"] <= size <= self.wanted
-        require(fits, "the size is between min_size and the wanted size", size)
-        members = self.live & self.ranks.keys()
+        is_last = {answer.is_last for answer in answers}
+        require(is_last == {self.must_save()}, "who saves, and who goes on", answers)
+        members = self.members()
+        if self.must_save():
+            self.preempted = True
+            self.ready = {}
+            limit_s = now_s + self.settings["leave_limit_s"]
+            for member in members:
+                self.leave_by_s.setdefault(member, limit_s)
+        else:
+            fits = self.settings["min_size"] <= size <= self.wanted
+            require(fits, "the size is between min_size and the wanted size", size)
+            newest = max(self.requests[member].committed for member in members)
+            for one in self.leaving():
+                others = [m for m in members if m not in self.leaving()]
+                has_state = any(self.requests[m].committed == newest for m in others)
+                require(not has_state, "who can leave is dismissed", one)
         joined = new.keys() - self.ranks.keys()
         require(members == new.keys() - joined, "every live member takes part", new)
         require(members <= self.requests.keys(), "all members have asked", new)
@@ -304,18 +415,20 @@ class Referee:
         floor = self.world.floor()
         require(best >= max(floor, 0), "no step that all had is lost", best, floor)
         rounds = self._rounds_without_step(members)
-        require(rounds < MOST_ROUNDS, "no endless repetition", rounds)
-        if not self.ranks.keys() <= self.live:
+        is_endless = rounds >= MOST_ROUNDS and not self.preempted
+        require(not is_endless, "no endless repetition", rounds)
+        if not self.ranks.keys() <= self.live | self.dismissed:
             self.without_step = rounds
             self.best_at_failure = max(self.best_at_failure, best)
         self.generation += 1
         self.ranks, self.requests = new, {}
         self.ready = {m: own for m, own in self.ready.items() if m not in new}
         self.named, self.opened_s = set(), None
+        self.steps = {}
 
     def _check_fencing(self):
         """Checks that no process can still run steps of the generation that is over."""
-        for member in self.ranks:
+        for member in self.ranks.keys() - self.dismissed:
             is_over = self.world.is_gone(member) or self.world.is_asking(
                 member, self.generation
             )

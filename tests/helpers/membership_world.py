@@ -25,6 +25,7 @@ from tfdist.launch.membership import (
     Start,
     Stop,
 )
+from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
 
 TICK_S = 2.0  # between two polls of the launcher
 STEP_S = 0.5
@@ -49,6 +50,10 @@ class Process:
     sent_s: float = 0.0  # arrival of its last message to the launcher
     heard_s: float = 0.0  # arrival of the last message to it
     announced: int = 0  # the last generation in which newcomers wait
+    has_term: bool = False  # it got SIGTERM, and wants to leave
+    asked: int = 0  # the last generation in which it was asked for its step
+    end_at: int | None = None  # of this generation; None: not known yet
+    saves: bool = False  # it is in the last generation
 
 
 @dataclass
@@ -82,6 +87,7 @@ class World:
             "max_restarts": rng.choice([0, 1, 3, 8, 30, 30]),
             "round_limit_s": 60.0,
             "start_limit_s": 100.0,
+            "leave_limit_s": 40.0,
             "spares": Random(seed).choice([0, 0, 1, 2]),
         }
         self.referee = Referee(membership(**self.settings), self, self.settings)
@@ -134,6 +140,12 @@ class World:
         process = self.processes[member]
         return process.state == "asking" and process.generation == generation
 
+    def wants_to_leave(self, member):
+        return self.processes[member].has_term
+
+    def committed_of(self, member):
+        return self.processes[member].committed
+
     def program_of(self, member):
         return self.processes[member].program
 
@@ -172,11 +184,17 @@ class World:
                 case Kill(member):
                     process = self.processes[member]
                     self.later(self._delay_s(), self._die, process, True)
-                case Answer(member) | Refuse(member):
+                case Answer(member) | Refuse(member) | Dismiss(member):
                     self._notify(self.processes[member], self._on_answer, action)
                 case Announce(generation):
                     for process in self.generations[generation].members:
                         self._notify(process, self._on_announce, action)
+                case AskStep(generation):
+                    for process in self.generations[generation].members:
+                        self._notify(process, self._on_ask_step, action)
+                case EndAt(generation):
+                    for process in self.generations[generation].members:
+                        self._notify(process, self._on_end_at, action)
                 case Fail(generation):
                     for process in self.generations[generation].members:
                         self._notify(process, self._on_fail, action)
@@ -253,11 +271,17 @@ class World:
             process.state = "exiting"
             self._in_process(self._delay_s(), process, self._die, True)
             return
+        if isinstance(action, Dismiss):
+            process.state = "exiting"
+            failed = self.rng.random() < 0.8  # its exit code means nothing
+            self._in_process(self.rng.uniform(0, 5), process, self._die, failed)
+            return
         require(process.state == "asking", "an Answer to a request", action)
         right = action.generation > process.generation
         require(right, "generations of a member only grow", action)
         process.state = "connecting"
         process.generation, process.rank = action.generation, action.rank
+        process.end_at, process.saves = None, action.is_last
         self._arrive(process)
 
     def _arrive(self, process):
@@ -293,6 +317,14 @@ class World:
         require(len(numbers) == 1, "a single generation runs", numbers)
         ranks = [p.rank for p in running]
         require(len(set(ranks)) == len(ranks), "no two members have one rank", ranks)
+        if process.saves:
+            process.state = "exiting"
+            self._in_process(self.rng.uniform(0, 10), process, self._die, True)
+            return
+        if process.has_term:
+            self._wish_to_leave(process)
+        if process.asked == generation.number:
+            self._report_step(process)
         if process.announced == generation.number:
             self._on_announce(process, Announce(generation.number))
         self._begin_step(generation)
@@ -312,6 +344,9 @@ class World:
             for process in generation.members:
                 self._finish(process)
             return
+        if any(p.asked == generation.number for p in generation.members):
+            if not self._may_pass(generation):
+                return
         generation.stepping = True
         if min(steps) == self._poisoned_step:
             self.later(STEP_S / 2, self._die, generation.members[-1], True)
@@ -328,6 +363,72 @@ class World:
             self._floor = max(self._floor, process.committed)
         self._begin_step(generation)
 
+    # ---- handover ----
+
+    def _may_pass(self, generation):
+        """Ends the generation for members at its last step; others wait, or go on."""
+        waits = False
+        for process in generation.members:
+            if process.asked != generation.number:
+                continue
+            if process.end_at is None:
+                waits = True
+            elif process.committed >= process.end_at:
+                waits = True
+                is_last = process.committed == process.end_at
+                require(is_last, "no member is beyond the last step", process)
+                process.state = "leaving"
+                self._in_process(self._delay_s(), process, self._ask_in_order)
+        return not waits
+
+    def _ask_in_order(self, process):
+        """The process asks for its place, and is still connected with the others."""
+        process.state = "asking"
+        self._tell(process, generation=process.generation, committed=process.committed)
+        self._maybe_fault_when_asking()
+
+    def _on_ask_step(self, process, action):
+        process.asked = max(process.asked, action.generation)
+        if process.state == "running" and process.generation == action.generation:
+            self._report_step(process)
+
+    def _report_step(self, process):
+        generation = self.generations[process.generation]
+        if process.committed >= self._target:  # it waits for the end of the others
+            self._lose(process, generation, ())
+            return
+        arrival_s = max(self.now_s + self._delay_s(), process.sent_s)
+        process.sent_s = arrival_s
+        arguments = (process.number, process.generation, process.committed)
+        self.later(arrival_s - self.now_s, self._on_step, *arguments)
+
+    def _on_step(self, member, generation, committed):
+        actions = self.referee.at_step(member, generation, committed, self.now_s)
+        self._carry_out(actions)
+
+    def _on_end_at(self, process, action):
+        if process.generation == action.generation:
+            process.end_at = action.committed
+            if process.state == "running":
+                self._begin_step(self.generations[process.generation])
+
+    def _wish_to_leave(self, process):
+        self.later(self._delay_s(), self._on_wish, process.number)
+
+    def _on_wish(self, member):
+        self._carry_out(self.referee.leave(member, self.now_s))
+
+    def _term(self, process):
+        """The process gets SIGTERM; a newcomer ends, others want to leave."""
+        if process.has_term or process.state in ("exiting", "dead"):
+            return
+        has_state = process.committed >= 0 and process.state != "preparing"
+        if not has_state:
+            self._die(process, failed=True)
+            return
+        process.has_term = True
+        self._wish_to_leave(process)
+
     def _finish(self, process):
         process.state = "exiting"
         self._in_process(self._delay_s(), process, self._die, False)
@@ -335,11 +436,11 @@ class World:
     # ---- the end of a generation, for one of its members ----
 
     def _break_off(self, generation):
-        """Ends a step when a member is lost: the others finish it, or undo it."""
-        if generation.stepping and self.rng.random() < 0.4:
-            for process in generation.members:
-                if process.state == "running" and self._takes_part(process, generation):
-                    process.committed += 1
+        """Ends a step when a member is lost; each other one finishes or undoes it."""
+        share = self.rng.choice([0.0, 0.0, 0.5, 1.0]) if generation.stepping else 0.0
+        for process in generation.members:
+            if process.state == "running" and self._takes_part(process, generation):
+                process.committed += self.rng.random() < share
         generation.stepping = False
 
     def _peer_is_lost(self, lost):
@@ -450,6 +551,7 @@ class World:
         self._fates = rng.choice(
             [(80, 10, 3, 5, 2), (80, 10, 3, 5, 2), (1, 2, 1, 1, 1)]
         )
+        self._has_signals = rng.random() < 0.5
         times = []
         for _ in range(rng.randint(0, 6)):
             first_s = rng.uniform(0, 150)
@@ -463,6 +565,8 @@ class World:
                 + ["several"] * 8
                 + ["exit"] * 4
             )
+            if self._has_signals:
+                kinds += ["term"] * 80 + ["terms"] * 20 + ["preempt"] * 8
             kind = rng.choice([*kinds, "all"])
             self.later(time_s, self._fault, kind)
         self.last_fault_s = max(times, default=0.0) + 60.0
@@ -490,6 +594,16 @@ class World:
         some = self.rng.choice(there)
         if kind == "kill":
             self._die(some, failed=True)
+        elif kind == "term":
+            self._in_process(0.0, some, self._term)
+        elif kind in ("terms", "preempt"):
+            if kind == "preempt":
+                self._carry_out(self.referee.preempt(self.now_s))
+                chosen = there
+            else:
+                chosen = self.rng.sample(there, self.rng.randint(1, len(there)))
+            for process in chosen:
+                self._in_process(self._delay_s(), process, self._term)
         elif kind == "exit":
             if some.state in ("running", "preparing"):
                 self._die(some, failed=False)
@@ -513,6 +627,8 @@ class World:
             if all(p.state == "dead" for p in self.processes.values()):
                 if self.referee.stop is not None:
                     return "stopped"
+                if self.referee.preempted:
+                    return "preempted"
                 if self.referee.has_finished():
                     return "finished"
             if self._target == OPEN_END and self.calm and self._is_well():

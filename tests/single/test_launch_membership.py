@@ -19,6 +19,7 @@ from tfdist.launch.membership import (
     Stop,
     assign_ranks,
 )
+from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
 
 
 class Job:
@@ -48,6 +49,23 @@ class Job:
 
     def finish(self, *members):
         return self._end(members, failed=False)
+
+    def leave(self, *members):
+        actions = []
+        for member in members:
+            actions += self.membership.leave(member, self.now_s)
+        return actions
+
+    def at_step(self, committed, *members):
+        generation, actions = self.membership.generation, []
+        for member in members:
+            actions += self.membership.at_step(
+                member, generation, committed, self.now_s
+            )
+        return actions
+
+    def preempt(self):
+        return self.membership.preempt(self.now_s)
 
     def _end(self, members, failed):
         actions = []
@@ -637,3 +655,104 @@ def test_the_largest_committed_step_is_known():
     job.ask(0, committed=12)
     job.ask(1, committed=11)
     assert job.membership.committed == 12
+
+
+# ---- handovers ----
+
+
+def test_a_member_leaves_after_a_step_that_all_have_committed():
+    job = Job(3)
+    assert job.leave(1) == [AskStep(1)]
+    assert job.at_step(10, 0, 1) == []
+    assert job.at_step(11, 2) == [EndAt(1, 12)]
+    assert job.ask(0, 1, committed=12) == []
+    actions = job.ask(2, committed=12)
+    assert actions == [Dismiss(1), Answer(0, 2, 0, 2), Answer(2, 2, 1, 2)]
+    assert job.lose(1) == [Start(3)]  # when its device and processors are free
+    assert job.membership.restarts == 0
+
+
+def test_a_spare_takes_the_place_of_a_member_that_leaves():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    job.ready(2)
+    assert job.leave(0) == [AskStep(1)]
+    assert places(job.ask(0, 1)) == {1: 0, 2: 1}
+
+
+def test_with_no_restarts_nobody_replaces_a_member_that_leaves():
+    job = Job(3, max_restarts=0)
+    job.leave(1)
+    job.ask(0, 1, 2)
+    assert job.lose(1) == []
+
+
+def test_the_members_save_if_too_few_would_be_left():
+    job = Job(3, min_size=2, max_restarts=0)
+    job.leave(1, 2)
+    actions = job.ask(0, 1, 2)
+    assert places(actions) == {0: 0, 1: 1, 2: 2}
+    assert all(action.is_last for action in actions)
+    assert job.membership.preempted
+    assert of(Start, job.lose(0)) + of(Stop, job.lose(1, 2)) == []
+
+
+def test_the_job_waits_for_the_replacement_of_a_member_that_has_left():
+    job = Job(2, min_size=2)
+    job.leave(1)
+    assert job.ask(0, 1) == [Dismiss(1)]
+    assert job.lose(1) == [Start(2)]
+    assert places(job.ready(2)) == {0: 0, 2: 1}
+
+
+def test_all_members_save_if_all_leave():
+    job = Job(2)
+    job.leave(0, 1)
+    assert [one.is_last for one in of(Answer, job.ask(0, 1))] == [True, True]
+
+
+def test_a_preempted_job_saves_and_starts_nothing():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    assert job.preempt() == [AskStep(1)]
+    actions = job.ask(0, 1)
+    assert members(of(Kill, actions)) == [2]
+    assert places(actions) == {0: 0, 1: 1}
+    # A member that is lost now is not replaced: the other one saves.
+    assert job.lose(1) == [Fail(2, 1, 1)]
+    assert job.ask(0) == [Answer(0, 3, 0, 1, is_last=True)]
+
+
+def test_a_preempted_job_does_not_wait_for_replacements():
+    job = Job(2, min_size=2)
+    job.lose(1)
+    assert job.ask(0) == []
+    assert of(Answer, job.preempt()) == [Answer(0, 2, 0, 1, is_last=True)]
+
+
+def test_a_member_gives_its_newer_state_before_it_leaves():
+    job = Job(3)
+    job.leave(1)
+    job.lose(2)
+    job.ask(0, committed=10)
+    actions = job.ask(1, committed=11)
+    assert places(actions) == {0: 0, 1: 1}
+    assert of(AskStep, actions) == [AskStep(2)]
+    assert Dismiss(1) in job.ask(0, 1, committed=12)
+
+
+def test_a_member_that_does_not_leave_in_time_is_killed():
+    job = Job(2, leave_limit_s=25.0)
+    job.leave(1)
+    assert job.after(24.0) == []
+    assert members(job.after(1.0)) == [1]
+
+
+def test_newcomers_join_in_the_round_in_which_a_member_leaves():
+    """They do not end the generation themselves, which would undo a step."""
+    job = Job(3)
+    job.lose(2)
+    job.ask(0, 1)
+    job.leave(1)
+    assert job.ready(3) == []
+    assert places(job.ask(0, 1)) == {0: 0, 3: 1}

@@ -14,10 +14,11 @@ from helpers.membership_world import World
 
 from tfdist.launch import membership as rules
 from tfdist.launch.membership import Fail, Kill, Membership
+from tfdist.launch.membership_actions import Announce, AskStep, Dismiss, EndAt
 
 SEEDS = 300
 SLOW_SEEDS = 20_000
-BROKEN_SEEDS = 500  # within so many, the violation of a rule is found
+BROKEN_SEEDS = 2000  # within so many, the violation of a rule is found
 BROKEN = []  # memberships, each of which breaks a rule
 STOPS = ("--min-np", "repeat", "not received", "of generation")  # in their reasons
 
@@ -41,8 +42,9 @@ def test_no_simulated_job_breaks_a_rule():
         reasons.update(part for part in STOPS if part in (world.referee.stop or ""))
     # The worlds are neither so quiet nor so deadly that they show nothing.
     assert min(outcomes["finished"], outcomes["stopped"]) > SEEDS / 5
+    assert outcomes["preempted"] > SEEDS / 20
     assert generations > 2 * SEEDS
-    assert len(kinds) == 7 and min(kinds.values()) > SEEDS / 20
+    assert len(kinds) == 10 and min(kinds.values()) > SEEDS / 20
     assert reasons.keys() == set(STOPS)
 
 
@@ -272,6 +274,148 @@ class LeavesNewcomers(Membership):
 
     def _kill(self, member, reason):
         return [] if "finished" in reason else super()._kill(member, reason)
+
+
+# ---- handovers ----
+
+
+@broken
+class HearsNobodyThatLeaves(Membership):
+    def leave(self, member, now_s):
+        return []
+
+
+@broken
+class EndsAtTheFirstAnswer(Membership):
+    """Tells the last step before all have answered: a member may be beyond it."""
+
+    def at_step(self, member, generation, committed, now_s):
+        actions = super().at_step(member, generation, committed, now_s)
+        is_new = generation == self._generation and member in self._members()
+        if is_new and not actions and not self._is_open():
+            return [EndAt(generation, committed + 1)]
+        return actions
+
+
+@broken
+class EndsAtTheLowestStep(Membership):
+    """Ends a generation at a step that some of its members have done before."""
+
+    def _settle(self, now_s):
+        steps = self._handovers._steps
+        return [
+            EndAt(action.generation, min(steps.values()) + 1)
+            if isinstance(action, EndAt)
+            else action
+            for action in super()._settle(now_s)
+        ]
+
+
+@broken
+class AsksForStepsAgain(Membership):
+    def leave(self, member, now_s):
+        actions = super().leave(member, now_s)
+        if self._leaving() and not self._is_open() and not actions:
+            return [AskStep(self._generation)]
+        return actions
+
+
+@broken
+class DismissesBeforeTheEnd(Membership):
+    """Dismisses a member before all members have ended the generation."""
+
+    def request(self, request, now_s):
+        actions = super().request(request, now_s)
+        member = request.member
+        if not actions and member in self._leaving() and member in self._requests:
+            actions.append(Dismiss(member))
+        return actions
+
+
+@broken
+class DismissesTheNewestState(Membership):
+    def _dismiss(self, committed):
+        return super()._dismiss(-1)
+
+
+@broken
+class DismissesNobody(Membership):
+    def _dismiss(self, committed):
+        return []
+
+
+@broken
+class CountsHandoversAsRestarts(Membership):
+    def _starts_left(self):
+        return self._max_restarts - self.restarts
+
+    def _settle(self, now_s):
+        self._handovers.credit = 0
+        return super()._settle(now_s)
+
+
+@broken
+class TakesHandoversForLosses(Membership):
+    """Treats the end of a member that was dismissed like a loss."""
+
+    def ended(self, member, *, failed, now_s):
+        was_left = member in self.left and member in self._live
+        actions = super().ended(member, failed=failed, now_s=now_s)
+        if was_left:
+            actions.insert(0, Fail(self._generation, member, -1))
+        return actions
+
+
+@broken
+class ReplacesAfterPreemption(Membership):
+    def preempt(self, now_s):
+        starts = [self._start(now_s)] if len(self._live) < self._size else []
+        return [*super().preempt(now_s), *starts]
+
+
+@broken
+class IgnoresPreemption(Membership):
+    def preempt(self, now_s):
+        return self._settle(now_s)
+
+
+@broken
+class StopsInsteadOfSaving(Membership):
+    """Takes members that have left for lost ones when too few are left."""
+
+    def _must_end(self):
+        if len(self._leaving()) == len(self._members()):
+            return True
+        return self._is_preempting or self.preempted
+
+
+@broken
+class SavesAndGoesOn(Membership):
+    """Does not tell the members of the last generation that it is the last."""
+
+    def _form(self, members, newcomers):
+        return [
+            replace(action, is_last=False)
+            for action in super()._form(members, newcomers)
+        ]
+
+
+@broken
+class AnnouncesAtHandovers(Membership):
+    """Lets newcomers end a generation that is about to end at an agreed step."""
+
+    def _end_generation(self):
+        actions = super()._end_generation()
+        if self._leaving() and self._ready() and self._announced < self._generation:
+            self._announced = self._generation
+            actions.append(Announce(self._generation))
+        return actions
+
+
+@broken
+class WaitsForLateLeavers(Membership):
+    def __init__(self, size, **options):
+        super().__init__(size, **{**options, "leave_limit_s": math.inf})
 
 
 @pytest.mark.parametrize("membership", BROKEN, ids=lambda broken: broken.__name__)

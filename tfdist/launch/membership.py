@@ -13,6 +13,11 @@ A *newcomer* is a process that was started to replace a lost member and has no p
 a generation yet. It prepares itself (imports and traces), and sends a request when it
 is ready.
 
+A member that gets SIGTERM wants to *leave*. The generation then ends after a step that
+all its members have committed (see `membership_handover`), and the member is dismissed
+when the round closes. If the whole job gets SIGTERM, or too few members would be left,
+the members form a last generation, in which they save and end: the job is *preempted*.
+
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
 """
@@ -26,6 +31,7 @@ from tfdist.launch.membership_actions import (
     Action,
     Announce,
     Answer,
+    Dismiss,
     Fail,
     Kill,
     Refuse,
@@ -33,10 +39,12 @@ from tfdist.launch.membership_actions import (
     Start,
     Stop,
 )
+from tfdist.launch.membership_handover import Handovers
 
 ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
 START_LIMIT_S = 600.0  # for a newcomer to become ready
 NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
+LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and end
 START_FAILURES = 3  # newcomers in a row that ended before they were ready
 MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
 
@@ -100,9 +108,12 @@ class Membership:
         start_limit_s: seconds after its start at which a newcomer that is not ready is
             killed, and seconds after a refusal at which a process that has not ended is
             killed.
+        leave_limit_s: seconds from SIGTERM to the end of a member, and to the end of a
+            preempted job, after which members are killed.
 
     Attributes:
-        restarts: number of replacements that were started.
+        restarts: number of replacements that were started, without those for members
+            that have left after SIGTERM.
         committed: largest number of committed steps in any request; -1 before the first
             one.
         program: program of the members, by their latest request; "" if it is not known.
@@ -111,6 +122,7 @@ class Membership:
         start_failures: number of newcomers, in a row, that ended before they were
             ready. From START_FAILURES on, no more are started.
         stop_reason: reason of the `Stop` that was returned; "" if none was.
+        preempted: whether the last generation, in which the members save, was formed.
 
     Raises:
         ValueError: min_size is not in 1 to size, or max_restarts or spares is negative.
@@ -121,7 +133,7 @@ class Membership:
         >>> job.ended(1, failed=True, now_s=7.0)
         [Fail(generation=1, member=1, rank=1), Start(member=2)]
         >>> job.request(Request(member=0, generation=1, committed=5), now_s=7.5)
-        [Answer(member=0, generation=2, rank=0, size=1)]
+        [Answer(member=0, generation=2, rank=0, size=1, is_last=False)]
     """
 
     def __init__(
@@ -133,6 +145,7 @@ class Membership:
         spares: int = 0,
         round_limit_s: float = ROUND_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
+        leave_limit_s: float = LEAVE_LIMIT_S,
     ) -> None:
         if not 1 <= min_size <= size:
             raise ValueError(
@@ -164,6 +177,10 @@ class Membership:
         # asked, and a refused process has to have ended.
         self._deadlines_s: dict[int, float] = {}
         self._announced = 0  # the last generation that was notified of newcomers
+        self._handovers = Handovers(leave_limit_s)
+        self._is_preempting = False  # the whole job got SIGTERM
+        self.preempted = False
+        self._is_saved = False  # all members of a preempted job have ended
         self.restarts = 0
         self._next_member = size
         self.start_failures = 0
@@ -205,7 +222,7 @@ class Membership:
         generation in which its sender has no place is refused.
         """
         member = request.member
-        if member not in self._live or member in self._killed:
+        if member not in self._live or member in self._killed | self.left:
             return []
         place = self._generation if member in self._ranks else 0
         actions: list[Action] = []
@@ -228,10 +245,13 @@ class Membership:
         self._live.remove(member)
         self._requests.pop(member, None)
         self._deadlines_s.pop(member, None)
+        self._handovers.deadlines_s.pop(member, None)
         if self._is_over():
             return []
         actions: list[Action] = []
-        if member in self._ranks:
+        if member in self.left:
+            pass  # it has handed over, and its exit code means nothing
+        elif member in self._ranks:
             if failed:
                 self._failed.add(member)
             else:
@@ -242,6 +262,30 @@ class Membership:
             self._unready.remove(member)
             self.start_failures += 1
         return [*actions, *self._settle(now_s)]
+
+    def leave(self, member: int, now_s: float) -> list[Action]:
+        """Handles the wish of a member to leave after a step, because it got SIGTERM.
+
+        The member repeats it in each generation until it is dismissed.
+        """
+        if self._is_over() or member not in self._members():
+            return []
+        self._handovers.leave(member, now_s)
+        return self._settle(now_s)
+
+    def at_step(
+        self, member: int, generation: int, committed: int, now_s: float
+    ) -> list[Action]:
+        """Handles a member's answer to `AskStep`: its number of commits."""
+        if generation != self._generation or member not in self._members():
+            return []
+        self._handovers.report(member, committed)
+        return self._settle(now_s)
+
+    def preempt(self, now_s: float) -> list[Action]:
+        """Handles SIGTERM to the whole job: the members save after a step, and end."""
+        self._is_preempting = True
+        return self._settle(now_s)
 
     def stopped(self, member: int, now_s: float) -> list[Action]:
         """Handles a process that cannot answer, for example because of SIGSTOP.
@@ -258,9 +302,13 @@ class Membership:
 
     def poll(self, now_s: float) -> list[Action]:
         """Kills processes that exceed a time limit. Call this every few seconds."""
-        if self._is_over():
-            return []
         actions: list[Action] = []
+        for member, deadline_s in self._handovers.deadlines_s.items():
+            if now_s >= deadline_s:
+                limit_s = self._handovers.limit_s
+                actions += self._kill(member, f"it did not end within {limit_s:g} s")
+        if self._is_over():
+            return actions
         if self._opened_s is not None and now_s >= self._opened_s + self._round_limit_s:
             reason = (
                 f"it did not reach its commit within {self._round_limit_s:g} s after "
@@ -287,9 +335,18 @@ class Membership:
 
     # ---- state ----
 
+    @property
+    def left(self) -> set[int]:
+        """Members that were dismissed."""
+        return self._handovers.dismissed
+
     def _members(self) -> list[int]:
-        """Returns the live members of the newest generation."""
-        return [member for member in self._ranks if member in self._live]
+        """Returns the live members of the newest generation that were not dismissed."""
+        return [m for m in self._ranks if m in self._live and m not in self.left]
+
+    def _leaving(self) -> list[int]:
+        """Returns the members that want to leave."""
+        return [m for m in self._members() if m in self._handovers.deadlines_s]
 
     def _ready(self) -> list[int]:
         """Returns the newcomers that can join, in the order of their readiness."""
@@ -315,21 +372,32 @@ class Membership:
         )
 
     def _is_over(self) -> bool:
-        return self.finished or bool(self.stop_reason)
+        return self.finished or self._is_saved or bool(self.stop_reason)
 
     def _may_start(self) -> bool:
         """Returns whether one more replacement may be started."""
-        return (
-            self.restarts < self._max_restarts and self.start_failures < START_FAILURES
-        )
+        return self._starts_left() > 0 and self.start_failures < START_FAILURES
+
+    def _starts_left(self) -> int:
+        """Returns the number of replacements that the limit still allows.
+
+        A replacement of a member that has left after SIGTERM does not count. With the
+        limit 0, none is started.
+        """
+        free = self._handovers.credit if self._max_restarts else 0
+        return self._max_restarts - self.restarts + free
 
     def _largest_size(self) -> int:
-        """Returns the largest size that the next generation can reach by waiting."""
-        preparing = len(self._preparing())
+        """Returns the largest size that the next generation can reach by waiting.
+
+        Members that want to leave are not part of it, but may be replaced.
+        """
+        preparing, leaving = len(self._preparing()), len(self._leaving())
+        starts = self._starts_left() + (leaving if self._max_restarts else 0)
         # A newcomer that becomes ready ends the series of failed starts.
-        may_start = self._may_start() or preparing
-        starts = self._max_restarts - self.restarts if may_start else 0
-        there = len(self._members()) + len(self._ready()) + preparing
+        if self.start_failures >= START_FAILURES and not preparing:
+            starts = 0
+        there = len(self._members()) - leaving + len(self._ready()) + preparing
         return min(self._size, there + starts)
 
     # ---- decisions ----
@@ -389,20 +457,34 @@ class Membership:
             actions += self._close(now_s)
         if self._is_over():
             return actions
-        if not self._is_open():
+        if self._is_open():
+            self._opened_s = now_s if self._opened_s is None else self._opened_s
+        else:
             self._opened_s = None
-            has_room = len(self._members()) < self._size
-            if self._ready() and has_room and self._announced < self._generation:
-                self._announced = self._generation
-                actions.append(Announce(self._generation))
-        elif self._opened_s is None:
-            self._opened_s = now_s
+            actions += self._end_generation()
         # If too many members have finished, no replacement makes them enough again.
         wanted = self._size + self._spares if self._size >= self._min_size else 0
+        if self._is_preempting or self.preempted:
+            wanted = 0
         while len(self._live) < wanted and self._may_start():
             actions.append(self._start(now_s))
-            self.restarts += 1
+            if self._handovers.credit:
+                self._handovers.credit -= 1
+            else:
+                self.restarts += 1
         return actions
+
+    def _end_generation(self) -> list[Action]:
+        """Ends the running generation if members leave, or newcomers are ready."""
+        if self.preempted:
+            return []
+        if self._is_preempting or self._leaving():
+            return self._handovers.end_generation(self._generation, self._members())
+        has_room = len(self._members()) < self._size
+        if self._ready() and has_room and self._announced < self._generation:
+            self._announced = self._generation
+            return [Announce(self._generation)]
+        return []
 
     def _start(self, now_s: float) -> Start:
         """Starts the next newcomer."""
@@ -415,10 +497,13 @@ class Membership:
 
     def _end(self, now_s: float) -> list[Action]:
         """Ends the job after the last member of the newest generation has ended."""
+        if self.preempted:
+            self._is_saved = True
+            return []
         failed = self._failed & self._ranks.keys()
         if failed:
             ranks = sorted(self._ranks[member] for member in failed)
-            have_others_finished = len(failed) < len(self._ranks)
+            have_others_finished = len(failed) < len(self._ranks.keys() - self.left)
             explain = (
                 reasons.failed_at_end if have_others_finished else reasons.all_failed
             )
@@ -435,13 +520,16 @@ class Membership:
         for newcomer in self._ready():
             if reason := self._other_program(self._requests[newcomer]):
                 actions += self._refuse(newcomer, reason, now_s)
-        members = self._members()
-        newcomers = self._ready()[: max(0, self._size - len(members))]
-        committed = max(self._requests[member].committed for member in members)
+        committed = max(self._requests[one].committed for one in self._members())
         if committed < 0:
             reason = reasons.state_lost(self._generation)
             return [*actions, *self._stop(reason, now_s)]
-        is_after_loss = len(members) < len(self._ranks)
+        if self._must_end():
+            return [*actions, *self._form_last(now_s)]
+        actions += self._dismiss(committed)
+        members = self._members()
+        newcomers = self._ready()[: max(0, self._size - len(members))]
+        is_after_loss = len(members) < len(self._ranks.keys() - self.left)
         rounds = self._rounds_without_step
         if is_after_loss:
             rounds = rounds + 1 if committed <= self._committed_at_failure else 0
@@ -458,6 +546,40 @@ class Membership:
             self._committed_at_failure = max(self._committed_at_failure, committed)
         return [*actions, *self._form(members, newcomers)]
 
+    def _must_end(self) -> bool:
+        """Returns whether the members save and end, instead of going on."""
+        if self._is_preempting or self.preempted:
+            return True
+        leaving = len(self._leaving())
+        if leaving == 0:
+            return False
+        return leaving == len(self._members()) or self._largest_size() < self._min_size
+
+    def _dismiss(self, committed: int) -> list[Action]:
+        """Dismisses the members that leave, unless only they have the newest state.
+
+        Then they take part in one more generation, and give their state to the others.
+        """
+        leaving = self._leaving()
+        staying = [m for m in self._members() if m not in leaving]
+        if max(self._requests[member].committed for member in staying) < committed:
+            return []
+        for member in leaving:
+            del self._requests[member]
+            self._handovers.dismiss(member)
+        return [Dismiss(member) for member in leaving]
+
+    def _form_last(self, now_s: float) -> list[Action]:
+        """Forms the last generation, in which the members save; kills newcomers."""
+        self.preempted = True
+        members = self._members()
+        actions: list[Action] = []
+        for member in sorted(self._live.difference(members, self.left)):
+            actions += self._kill(member, "the job is preempted")
+        for member in members:
+            self._handovers.leave(member, now_s)
+        return [*actions, *self._form(members, [])]
+
     def _form(self, members: Sequence[int], newcomers: Sequence[int]) -> list[Action]:
         """Forms the next generation; further spares keep waiting."""
         old = {member: self._ranks[member] for member in members}
@@ -466,7 +588,7 @@ class Membership:
         for member in self._ranks:
             del self._requests[member]
         return [
-            Answer(member, self._generation, rank, len(self._ranks))
+            Answer(member, self._generation, rank, len(self._ranks), self.preempted)
             for member, rank in self._ranks.items()
         ]
 

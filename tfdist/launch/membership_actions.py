@@ -51,12 +51,14 @@ class Answer:
         generation: number of the new generation.
         rank: rank of the member in this generation, 0 to size - 1.
         size: number of ranks of this generation.
+        is_last: whether it runs no steps: its members save, and end.
     """
 
     member: int
     generation: int
     rank: int
     size: int
+    is_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,36 @@ class Refuse:
 
     member: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Answer the member's request: it has left the job, and may end."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class AskStep:
+    """Ask the members of this generation how many steps they have committed.
+
+    From then on, each of them waits at its next commit for `EndAt`.
+    """
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class EndAt:
+    """Notify the members of a generation of its end.
+
+    Attributes:
+        generation: number of the generation.
+        committed: number of commits from which on a member requests its next place.
+    """
+
+    generation: int
+    committed: int
 
 
 @dataclass(frozen=True)
@@ -98,4 +130,6 @@ class Stop:
     reason: str
 
 
-Action = Start | Kill | Answer | Refuse | Announce | Fail | Stop
+Action = (
+    Start | Kill | Answer | Refuse | Dismiss | AskStep | EndAt | Announce | Fail | Stop
+)

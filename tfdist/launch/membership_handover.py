@@ -1,0 +1,70 @@
+"""Members of an elastic job that leave in order, after SIGTERM.
+
+A *handover* loses no step. The members of the generation report how many steps they
+have committed, and wait at their next commit for the step after which the generation
+ends on all of them. It is one more than the largest report: no member can have passed
+it. There, all members request their places, and those that leave are dismissed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tfdist.launch.membership_actions import Action, AskStep, EndAt
+
+
+class Handovers:
+    """The members that leave, and the end of the generation that they leave.
+
+    Args:
+        limit_s: seconds from SIGTERM to a member's end, after which it is killed.
+
+    Attributes:
+        deadlines_s: when each member that wants to leave has to have ended.
+        dismissed: members that have left; their processes may not have ended yet.
+        credit: number of dismissed members in whose place no process was started yet.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.deadlines_s: dict[int, float] = {}
+        self.dismissed: set[int] = set()
+        self.credit = 0
+        self._asked_generation = 0  # the last one whose members were asked
+        self._ended_generation = 0  # the last one that was given its last step
+        self._steps: dict[int, int] = {}  # commits of the members that have reported
+
+    def leave(self, member: int, now_s: float) -> None:
+        """Notes that a member wants to leave; the first call for it counts."""
+        self.deadlines_s.setdefault(member, now_s + self.limit_s)
+
+    def dismiss(self, member: int) -> None:
+        """Notes that a member has left its generation."""
+        self.dismissed.add(member)
+        self.credit += 1
+
+    def report(self, member: int, committed: int) -> None:
+        """Notes how many steps a member of the newest generation has committed."""
+        self._steps[member] = committed
+
+    def has_asked(self, generation: int) -> bool:
+        """Returns whether the members of a generation were asked for their steps."""
+        return self._asked_generation == generation
+
+    def end_generation(self, generation: int, members: Collection[int]) -> list[Action]:
+        """Returns the actions that end the running generation at one step.
+
+        Args:
+            generation: number of the generation.
+            members: its live members.
+        """
+        actions: list[Action] = []
+        if self._asked_generation < generation:
+            self._asked_generation = generation
+            self._steps = {}
+            actions.append(AskStep(generation))
+        elif self._ended_generation < generation and self._steps.keys() >= set(members):
+            self._ended_generation = generation
+            last = max(self._steps[member] for member in members) + 1
+            actions.append(EndAt(generation, last))
+        return actions
