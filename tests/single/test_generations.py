@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.core import native, runtime, world
+from tfdist.core import generations, native, runtime, world
 from tfdist.core.generations import Generations
 from tfdist.core.rendezvous import renewal
 
@@ -75,3 +75,62 @@ def test_other_errors_of_the_ranks_end_the_program(job, monkeypatch):
     with pytest.raises(native.CoreError):
         Generations().enter_next(5, "", lambda: None)
     assert not job.requests
+
+
+# ---- SIGTERM ----
+
+
+class Notice(renewal.EndNotice):
+    """What tfdistrun has told this rank: nothing, to wait, or the last step."""
+
+    def __init__(self, was_asked, end=None):
+        self.asked, self.end = was_asked, end
+
+    @property
+    def was_asked(self):
+        return self.asked
+
+    def wait_for_end(self, timeout_s):
+        return self.end
+
+
+def process_at(committed, notice):
+    runtime.state.resources["end notice"] = notice
+    return Generations(progress=lambda: (committed, 10))
+
+
+def test_the_generation_ends_at_the_step_of_which_the_ranks_are_told(job):
+    assert not process_at(5, Notice(False)).ends_after_commit()
+    assert not process_at(5, Notice(True, 6)).ends_after_commit()
+    assert process_at(6, Notice(True, 6)).ends_after_commit()
+
+
+def test_a_rank_that_is_not_told_the_last_step_ends_the_generation(job, monkeypatch):
+    """Otherwise the others would wait for it in the next generation."""
+    aborted = []
+    monkeypatch.setattr(generations, "_AGREE_S", 0.05)
+    monkeypatch.setattr(native, "abort", aborted.append)
+    monkeypatch.setattr(native, "failure", lambda: lost(0) if aborted else None)
+    assert process_at(5, Notice(True)).ends_after_commit()
+    assert len(aborted) == 1
+
+
+def test_a_rank_that_has_left_ends_with_the_code_of_sigterm(job, monkeypatch):
+    def dismiss(*_):
+        raise renewal.DismissedError
+
+    monkeypatch.setattr(renewal, "ask_for_place", dismiss)
+    with pytest.raises(SystemExit) as ending:
+        Generations(progress=lambda: (5, 10)).enter_next(5, "", lambda: None)
+    assert ending.value.code == 143
+
+
+def test_a_last_generation_is_for_programs_that_can_save(job, monkeypatch):
+    monkeypatch.setenv("TFDIST_MEMBER", "3")
+    place = renewal.Place(generation=2, rank=3, size=4, is_last=True)
+    monkeypatch.setattr(renewal, "ask_for_place", lambda *_: place)
+    process = Generations(progress=lambda: (5, 10))
+    process.enter_next(5, "", lambda: None)
+    assert process.is_last
+    with pytest.raises(native.CoreError, match="SIGTERM"):
+        Generations().enter_next(5, "", lambda: None)

@@ -15,6 +15,7 @@ STATE = {
     # This process.
     "core/runtime.py": {"state"},
     "core/world.py": {"_program"},
+    "core/term_signal.py": {"_forking", "_in_child"},
     "core/failed_rank.py": {"_state"},
     "core/deadlock/watcher.py": {"callers"},
     "elastic/state.py": {"_program"},

@@ -10,7 +10,13 @@ from helpers.launcher import until
 from tfdist.core.rendezvous import auth, renewal
 from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.secret import keep_in_memory
-from tfdist.core.rendezvous.store import StoreThread, answer_key, join_key
+from tfdist.core.rendezvous.store import (
+    StoreThread,
+    answer_key,
+    ask_step_key,
+    end_key,
+    join_key,
+)
 
 JOB = "tfdistrun:1:ab"
 REQUEST = {"generation": 1, "committed": 5, "failed": [], "program": ""}
@@ -85,3 +91,49 @@ def test_the_notice_comes_after_a_failure_to_connect(launcher, monkeypatch):
     launcher.store.set(join_key(3), True)
     until(lambda: notice.received)
     notice.close()
+
+
+# ---- handover ----
+
+
+def end_notice(launcher, committed, finished=None):
+    return renewal.EndNotice(
+        launcher.environ,
+        3,
+        committed=lambda: committed,
+        on_finished=(finished.set if finished else None),
+    )
+
+
+@deadline(30)
+def test_a_rank_that_is_asked_for_its_step_waits_for_the_last_one(launcher):
+    notice = end_notice(launcher, 7)
+    assert not notice.was_asked
+    launcher.store.set(ask_step_key(3), True)
+    until(lambda: "elastic/step/3/2" in launcher.keys)
+    assert notice.was_asked and notice.wait_for_end(0.01) is None
+    launcher.store.set(end_key(3), 9)
+    assert notice.wait_for_end(10.0) == 9
+    notice.close()
+
+
+@deadline(30)
+def test_a_rank_that_takes_no_more_steps_ends_the_generation_at_once(launcher):
+    finished = threading.Event()
+    notice = end_notice(launcher, None, finished)
+    launcher.store.set(ask_step_key(3), True)
+    assert finished.wait(10.0)
+    notice.close()
+
+
+@deadline(30)
+def test_a_member_asks_to_leave(launcher):
+    renewal.ask_to_leave(launcher.environ)
+    until(lambda: "elastic/leave/2" in launcher.keys)
+
+
+@deadline(30)
+def test_a_dismissed_member_gets_no_place(launcher):
+    launcher.store.set(answer_key(2, 7), {"dismissed": True})
+    with pytest.raises(renewal.DismissedError):
+        renewal.ask_for_place(launcher.environ, 7, REQUEST)

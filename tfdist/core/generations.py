@@ -3,20 +3,32 @@
 A generation ends for all of its ranks when one of them is lost, or when a newcomer is
 ready to join. The ranks that are left then ask tfdistrun for their places
 (`rendezvous.renewal`), connect again, and share the state of the training.
+
+It also ends after a step when a rank wants to leave because it got SIGTERM. The ranks
+agree on the step through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
-from tfdist.core import native, runtime, world
+from tfdist.core import native, runtime, term_signal, world
 from tfdist.core.rendezvous import renewal
+from tfdist.core.rendezvous.errors import rank_failed
+from tfdist.core.term_signal import TermSignal
 
 _JOIN_CAUSE = "new ranks are ready to join"
 _LEAVE_CAUSE = "its program goes back to its last commit"
+_HANDOVER_CAUSE = "a rank leaves, because it got SIGTERM"
+_CAUSES = (_JOIN_CAUSE, _LEAVE_CAUSE, _HANDOVER_CAUSE)  # no rank was lost
 _JOIN_NOTICE = "join notice"
+_END_NOTICE = "end notice"
+_AGREE_S = 30.0  # for the ranks to agree on the last step of a generation
+_AGREE_STEP_S = 0.02
 _ABORT_S = 2.0
 _RECONNECT_S = 30.0
 # Kinds of errors after which this rank goes on. The ranks cannot decide without a
@@ -32,15 +44,29 @@ class Generations:
         hides_failures: whether an allreduce that fails because a rank was lost returns
             the rank's own values, so that the step runs to its end, where it is undone.
             Otherwise it raises.
+        progress: function that returns the number of commits of this rank, and the one
+            after which it takes no more steps. With it, the rank hands over on SIGTERM:
+            call `ends_after_commit` after each commit. None: SIGTERM has its usual
+            effect.
 
     Attributes:
         is_elastic: whether the job is elastic (`tfdistrun --min-np`).
         is_newcomer: whether this process was started in place of a lost rank, and has
             not joined the other ranks yet.
+        is_last: whether the job is preempted: the ranks save their state, which is
+            equal, and end with `exit_preempted`.
     """
 
-    def __init__(self, *, hides_failures: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        hides_failures: bool = True,
+        progress: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
         self._hides_failures = hides_failures
+        self._progress = progress
+        self._term = TermSignal(self._ask_to_leave)
+        self.is_last = False
         self.is_elastic = renewal.is_elastic(os.environ)
         # The variables of a process that has a place say nothing about its start.
         has_place = runtime.generation() > 1
@@ -59,10 +85,48 @@ class Generations:
                 native.take_hidden()
                 native.hide_failures(True)
             self._watch_for_newcomers()
+            self._watch_for_end()
 
     def end(self) -> None:
-        """Stops hiding failures."""
+        """Stops hiding failures and handling SIGTERM."""
         native.hide_failures(False)
+        self._term.close()
+
+    def raise_late_signal(self) -> None:
+        """Lets a SIGTERM that came too late for a handover have its usual effect.
+
+        Call it after `end`, when all steps are done.
+        """
+        if self._term.received:
+            signal.raise_signal(signal.SIGTERM)
+
+    def ends_after_commit(self) -> bool:
+        """Returns whether this rank has to enter the next generation now.
+
+        Call it after each commit. It ends the generation if newcomers are ready. If a
+        rank wants to leave, it waits until the ranks have agreed on their last step.
+        """
+        notice = runtime.state.resources.get(_END_NOTICE)
+        if not isinstance(notice, renewal.EndNotice) or not notice.was_asked:
+            self.end_for_newcomers()
+            return self.has_ended()
+        deadline_s = time.monotonic() + _AGREE_S
+        while native.failure() is None:
+            end = notice.wait_for_end(_AGREE_STEP_S)
+            if end is not None:
+                return self._committed() >= end or self.has_ended()
+            if time.monotonic() >= deadline_s:
+                _end_on_all_ranks(_HANDOVER_CAUSE)
+        return True
+
+    def exit_preempted(self) -> NoReturn:
+        """Ends the program of a rank that has left, or of a preempted job.
+
+        Raises:
+            SystemExit: with the code of a process that is ended by SIGTERM, 143.
+        """
+        self.end()
+        raise SystemExit(term_signal.EXIT_CODE)
 
     def has_ended(self) -> bool:
         """Returns whether the current generation has ended."""
@@ -108,6 +172,7 @@ class Generations:
 
         Raises:
             native.CoreError: the job cannot go on, or this rank was excluded from it.
+            SystemExit: this rank got SIGTERM and has left the job.
         """
         native.hide_failures(False)
         lost = native.failure()
@@ -116,6 +181,8 @@ class Generations:
         while True:
             place = self._ask(committed, program, lost)
             self.is_newcomer = False  # also if it does not connect
+            if place.is_last and self._progress is None:
+                raise rank_failed("tfdistrun got SIGTERM, and the job ends")
             try:
                 world.reconnect(place, _RECONNECT_S)
                 share()
@@ -125,7 +192,9 @@ class Generations:
                 if found is None:
                     raise
                 lost = found
-        self.begin()
+        self.is_last = place.is_last
+        if not self.is_last:
+            self.begin()
 
     def _ask(
         self, committed: int, program: str, lost: native.CoreError | None
@@ -139,6 +208,8 @@ class Generations:
         }
         try:
             return renewal.ask_for_place(os.environ, self._requests, request)
+        except renewal.DismissedError:
+            self.exit_preempted()
         except native.CoreError as error:
             if lost is None:
                 raise
@@ -151,6 +222,36 @@ class Generations:
                 _JOIN_NOTICE,
                 lambda: renewal.JoinNotice(os.environ, runtime.generation()),
             )
+
+    # ---- handover ----
+
+    def _watch_for_end(self) -> None:
+        """Begins to handle SIGTERM, and to watch for ranks that want to leave."""
+        if self._progress is None or self.is_newcomer:
+            return
+        runtime.get_resource(
+            _END_NOTICE,
+            lambda: renewal.EndNotice(
+                os.environ,
+                runtime.generation(),
+                committed=self._commits_before_more,
+                on_finished=lambda: _end_on_all_ranks(_HANDOVER_CAUSE),
+            ),
+        )
+        self._term.listen()
+        if self._term.received:  # in an earlier generation
+            self._ask_to_leave()
+
+    def _committed(self) -> int:
+        return self._progress()[0] if self._progress is not None else 0
+
+    def _commits_before_more(self) -> int | None:
+        """Returns the number of commits; None if this rank takes no more steps."""
+        committed, total = self._progress() if self._progress is not None else (0, 0)
+        return committed if committed < total else None
+
+    def _ask_to_leave(self) -> None:
+        renewal.ask_to_leave(os.environ)
 
 
 def _end_on_all_ranks(cause: str) -> None:
@@ -189,7 +290,7 @@ def _failed_ranks(lost: native.CoreError | None) -> list[int]:
         return []
     rank = int(lost.payload.get("rank", -1))
     own = runtime.rank() if runtime.is_initialized() else None
-    was_ended = _JOIN_CAUSE in lost.message or _LEAVE_CAUSE in lost.message
+    was_ended = any(cause in lost.message for cause in _CAUSES)
     if rank < 0 or rank == own or was_ended:
         return []
     return [rank]

@@ -26,9 +26,13 @@ from tfdist.core.rendezvous.store import (
     MissingKeysError,
     StoreClient,
     answer_key,
+    ask_step_key,
     begun_key,
+    end_key,
     join_key,
+    leave_key,
     request_key,
+    step_key,
 )
 
 _log = logging.getLogger("tfdist")
@@ -37,6 +41,7 @@ _CONNECT_S = 10.0
 _CLOSE_S = 2.0
 _FOREVER_S = 86400.0
 _RETRY_S = 1.0
+_LEAVE_ATTEMPTS = 5
 
 _Result = TypeVar("_Result")
 
@@ -49,11 +54,13 @@ class Place:
         generation: number of the generation.
         rank: rank of this process in it.
         size: number of its ranks.
+        is_last: whether the ranks save in it, and end, instead of running steps.
     """
 
     generation: int
     rank: int
     size: int
+    is_last: bool = False
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the launcher's variables for this place, on a single host.
@@ -79,6 +86,10 @@ class Place:
         own = {f"TFDIST_{name}": value for name, value in values.items()}
         of_horovod = {f"HOROVOD_{name}": value for name, value in values.items()}
         return own | {k: v for k, v in of_horovod.items() if k in environ}
+
+
+class DismissedError(Exception):
+    """This process has left the job after SIGTERM, and may end."""
 
 
 def member_of(environ: Mapping[str, str]) -> int | None:
@@ -124,6 +135,7 @@ def ask_for_place(
     Raises:
         RendezvousError: tfdistrun refused the request, and its message says why; or it
             has ended.
+        DismissedError: this process was asked to leave the job, and may end.
     """
     member = member_of(environ)
     key = answer_key(member or 0, number)
@@ -141,33 +153,33 @@ def ask_for_place(
     answer = _run_in_thread(exchange)
     if reason := answer.get("refused"):
         raise rank_failed(str(reason))
-    return Place(**{name: int(answer[name]) for name in ("generation", "rank", "size")})
+    if answer.get("dismissed"):
+        raise DismissedError
+    place = {name: int(answer[name]) for name in ("generation", "rank", "size")}
+    return Place(**place, is_last=bool(answer.get("is_last", False)))
 
 
-class JoinNotice:
-    """Waits, on a thread, for tfdistrun's notice that newcomers are ready to join.
-
-    First it notifies tfdistrun that the steps of the current generation begin.
+class _Notice:
+    """Waits, on a thread, for what tfdistrun tells the ranks of a generation.
 
     Args:
         environ: variables of the launcher.
         generation: number of the current generation.
+        name: name of the thread.
     """
 
-    def __init__(self, environ: Mapping[str, str], generation: int) -> None:
+    def __init__(self, environ: Mapping[str, str], generation: int, name: str) -> None:
         self._received = False
         self._environ = dict(environ)
         self._generation = generation
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._wait())
-        self._thread = threading.Thread(
-            target=self._run, name="tfdist-join-notice", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def received(self) -> bool:
-        """Whether newcomers are ready."""
+        """Whether it has come."""
         return self._received
 
     def close(self) -> None:
@@ -197,11 +209,123 @@ class JoinNotice:
     async def _wait_once(self) -> None:
         store = await _connect(self._environ)
         try:
-            await store.set(begun_key(self._generation), True)
-            await store.wait([join_key(self._generation)], _FOREVER_S)
+            await self._exchange(store)
             self._received = True
         finally:
             store.close()
+
+    async def _exchange(self, store: StoreClient) -> None:
+        """Returns when the notice has come; may be called again after an error."""
+        raise NotImplementedError
+
+
+class JoinNotice(_Notice):
+    """Waits for tfdistrun's notice that newcomers are ready to join.
+
+    First it notifies tfdistrun that the steps of the current generation begin.
+
+    Args:
+        environ: variables of the launcher.
+        generation: number of the current generation.
+    """
+
+    def __init__(self, environ: Mapping[str, str], generation: int) -> None:
+        super().__init__(environ, generation, "tfdist-join-notice")
+
+    async def _exchange(self, store: StoreClient) -> None:
+        await store.set(begun_key(self._generation), True)
+        await store.wait([join_key(self._generation)], _FOREVER_S)
+
+
+class EndNotice(_Notice):
+    """Waits for tfdistrun's notice of the step after which a generation ends.
+
+    When tfdistrun asks for it, this rank reports its number of commits. From then on,
+    it has to wait at its next commit for the answer.
+
+    Args:
+        environ: variables of the launcher.
+        generation: number of the current generation.
+        committed: function that returns the number of commits of this rank, or None if
+            it takes no further step: it is called on the thread of the notice.
+        on_finished: function that is called on this thread if there is no such step.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        generation: int,
+        *,
+        committed: Callable[[], int | None],
+        on_finished: Callable[[], None],
+    ) -> None:
+        self._committed = committed
+        self._on_finished = on_finished
+        self._changed = threading.Condition()
+        self._was_asked = False
+        self._reported: int | None = None
+        self._end: int | None = None
+        super().__init__(environ, generation, "tfdist-end-notice")
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether this rank has to wait for the answer at its next commit."""
+        with self._changed:
+            return self._was_asked
+
+    def wait_for_end(self, timeout_s: float) -> int | None:
+        """Waits; returns the number of commits at which the generation ends, if known.
+
+        Args:
+            timeout_s: seconds to wait, at most.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None, timeout_s)
+            return self._end
+
+    async def _exchange(self, store: StoreClient) -> None:
+        await store.wait([ask_step_key(self._generation)], _FOREVER_S)
+        with self._changed:
+            self._was_asked = True
+            if self._reported is None:  # it must not change after an error
+                self._reported = self._committed()
+        if self._reported is None:
+            self._on_finished()
+            return
+        member = member_of(self._environ) or 0
+        await store.set(step_key(self._generation, member), self._reported)
+        [end] = await store.wait([end_key(self._generation)], _FOREVER_S)
+        with self._changed:
+            self._end = int(end)
+            self._changed.notify_all()
+
+
+def ask_to_leave(environ: Mapping[str, str]) -> None:
+    """Notifies tfdistrun, from a thread, that this member wants to leave.
+
+    Args:
+        environ: variables of the launcher.
+    """
+
+    async def send() -> None:
+        for _ in range(_LEAVE_ATTEMPTS):
+            try:
+                store = await _connect(environ)
+            except RendezvousError as error:
+                _log.debug("no connection to tfdistrun: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            try:
+                await store.set(leave_key(member_of(environ) or 0), True)
+                return
+            finally:
+                store.close()
+
+    def run() -> None:
+        with contextlib.suppress(RendezvousError):  # tfdistrun has ended
+            asyncio.run(send())
+
+    threading.Thread(target=run, name="tfdist-leave", daemon=True).start()
 
 
 async def _connect(environ: Mapping[str, str]) -> StoreClient:

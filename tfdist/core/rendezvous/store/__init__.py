@@ -12,21 +12,29 @@ from tfdist.core.rendezvous.store.client import (
 )
 from tfdist.core.rendezvous.store.keys import (
     BEGUN,
+    LEAVES,
     REQUESTS,
     SESSION,
+    STEPS,
     answer_key,
+    ask_step_key,
     begun_key,
+    end_key,
     failure_key,
     join_key,
+    leave_key,
     request_key,
+    step_key,
 )
 from tfdist.core.rendezvous.store.membership import Membership
 from tfdist.core.rendezvous.store.server import StoreServer, StoreThread
 
 __all__ = [
     "BEGUN",
+    "LEAVES",
     "REQUESTS",
     "SESSION",
+    "STEPS",
     "Membership",
     "MissingKeysError",
     "StoreClient",
@@ -34,8 +42,12 @@ __all__ = [
     "StoreServer",
     "StoreThread",
     "answer_key",
+    "ask_step_key",
     "begun_key",
+    "end_key",
     "failure_key",
     "join_key",
+    "leave_key",
     "request_key",
+    "step_key",
 ]

@@ -40,3 +40,31 @@ BEGUN = "elastic/begun/"
 def begun_key(generation: int) -> str:
     """Returns the key that is set when the steps of this generation begin."""
     return f"{BEGUN}{generation}"
+
+
+# Members of an elastic job that got SIGTERM, and want to leave.
+LEAVES = "elastic/leave/"
+
+
+def leave_key(member: int) -> str:
+    """Returns the key that a member sets when it wants to leave."""
+    return f"{LEAVES}{member}"
+
+
+def ask_step_key(generation: int) -> str:
+    """Returns the key that is set when a generation is to end after a step."""
+    return f"elastic/ask-step/{generation}"
+
+
+# Numbers of commits of the members, in answer to `ask_step_key`.
+STEPS = "elastic/step/"
+
+
+def step_key(generation: int, member: int) -> str:
+    """Returns the key for a member's number of commits, in answer to the question."""
+    return f"{STEPS}{generation}/{member}"
+
+
+def end_key(generation: int) -> str:
+    """Returns the key for the number of commits at which a generation ends."""
+    return f"elastic/end/{generation}"
