@@ -6,7 +6,11 @@
 the order of the steps; both are exact, whatever the number of ranks. Each rank appends
 a line for each committed step to FOLDER/commits, and rank 0 writes FOLDER/result.npz.
 A file FOLDER/kill-MEMBER-STEP-PLACE makes a member kill itself at this place of the
-step: "before" its computation, "after" it or after its "commit".
+step: "before" its computation, "after" it or after its "commit". FOLDER/term-... sends
+SIGTERM in the same way, and FOLDER/hang-MEMBER-STEP makes the step take ten minutes.
+Each step that is undone adds a line to FOLDER/undone. If the job is preempted, each
+rank appends a line to FOLDER/preempted, and rank 0 writes FOLDER/saved.npz. A rank that
+gets to the end of the program creates FOLDER/end-MEMBER.
 """
 
 import json
@@ -42,6 +46,19 @@ def _kill_if_asked(folder, member, step, place):
     if wish.exists():
         wish.unlink()  # else its replacement would die of it too
         os.kill(os.getpid(), signal.SIGKILL)
+    wish = folder / f"term-{member}-{step}-{place}"
+    if wish.exists():
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGTERM)
+    if (folder / f"hang-{member}-{step}").exists() and place == "before":
+        (folder / "hangs").touch()
+        time.sleep(600)
+
+
+def _append(file, line):
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, (json.dumps(line) + "\n").encode())
+    os.close(descriptor)
 
 
 def train(folder, steps):
@@ -72,7 +89,15 @@ def train(folder, steps):
 
     state = tfdist.elastic.State(uses, order, optimizer)
     commits = os.open(folder / "commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for step in state.steps(steps):
+
+    def save(step):
+        _append(folder / "preempted", {"member": member, "step": step})
+        if tfdist.rank() == 0:
+            arrays = {"uses": uses.numpy(), "order": int(order), "steps": step}
+            np.savez(folder / "saved.npz", **arrays)
+
+    is_newcomer = member >= size
+    for step in state.steps(steps, on_preemption=save):
         rows = tfdist.data.samples_of_step(
             SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, step=step
         )
@@ -81,6 +106,9 @@ def train(folder, steps):
         run(tf.constant(rows), tf.constant(step, tf.int64))
         _kill_if_asked(folder, member, step, "after")
         if not state.commit():
+            if not is_newcomer:  # not a rehearsal
+                _append(folder / "undone", {"member": member, "step": step})
+            is_newcomer = False
             continue
         line = {
             **{"member": member, "step": step, "rank": place[0], "size": place[1]},
@@ -93,6 +121,7 @@ def train(folder, steps):
     assert len(traces) == 1, f"traced {len(traces)} times"
     if tfdist.rank() == 0:
         np.savez(folder / "result.npz", uses=uses.numpy(), order=int(order))
+    (folder / f"end-{member}").touch()
 
 
 if __name__ == "__main__":

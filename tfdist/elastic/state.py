@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,8 @@ class State:
         self._count = len(own)
         self._seeds = SeedsByRank(own)
         self._variables = [*own, *self._seeds.variables]
-        self._generations = Generations()
+        self._generations = Generations(progress=lambda: (self.committed, self._total))
+        self._on_preemption: Callable[[int], Any] | None = None
         self._committed = NEWCOMER_COMMITS if self._generations.is_newcomer else 0
         self._snapshot: Snapshot | None = None  # of an elastic job, from the first step
         self._total = 0
@@ -103,7 +104,13 @@ class State:
         """Number of committed steps."""
         return max(self._committed, 0)
 
-    def steps(self, total: int, *, start: int = 0) -> Iterator[int]:
+    def steps(
+        self,
+        total: int,
+        *,
+        start: int = 0,
+        on_preemption: Callable[[int], Any] | None = None,
+    ) -> Iterator[int]:
         """Yields the numbers of the steps to run.
 
         A number is yielded again if a rank was lost before the step was committed. A
@@ -113,11 +120,22 @@ class State:
 
         Leave the loop early only on all ranks after the same committed step.
 
+        If SIGTERM is sent to a rank of an elastic job, the rank finishes its step and
+        leaves: its `commit` raises SystemExit with code 143, and the other ranks go on
+        after the same step. If it is sent to tfdistrun, or too few ranks would be left,
+        all ranks call `on_preemption` after the same step and then end in this way. So
+        what follows the loop does not run before all steps are done. If the program has
+        a handler for SIGTERM of its own, the signal has only the effect that this
+        handler gives it. docs/elastic.md has more.
+
         Args:
             total: number of steps of the whole training, at least 0; equal on all
                 ranks.
             start: number of steps that an earlier job has done, e.g. the result of
                 `tfdist.restore`; default 0. The value of rank 0 counts.
+            on_preemption: function that saves the state, with the number of committed
+                steps as argument. All ranks call it, and it may use collective
+                operations. Default: nothing is saved.
 
         Raises:
             ValueError: not 0 <= start <= total, there are process sets, or
@@ -126,6 +144,7 @@ class State:
                 know in which call the other ranks are.
             tfdist.RankFailedError: a rank was lost and the job cannot go on; the
                 message says why. The state is that of the last committed step.
+            SystemExit: this rank, or the whole job, got SIGTERM; see above.
         """
         if not 0 <= start <= total:
             raise ValueError(
@@ -139,12 +158,14 @@ class State:
         self._was_used = True
         _program.was_used = True
         self._total = total
+        self._on_preemption = on_preemption
         self._begin(start)
         try:
             yield from self._run()
         finally:
             self._generations.end()
             self._running = None
+        self._generations.raise_late_signal()
 
     def commit(self) -> bool:
         """Ends a step: from here on, the loss of a rank does not undo it.
@@ -161,6 +182,7 @@ class State:
             RuntimeError: called outside of the loop over `steps`, or twice in a step;
                 or the objects have more variables than before the loop.
             tfdist.RankFailedError: a rank was lost and the job cannot go on.
+            SystemExit: this rank, or the whole job, got SIGTERM (see `steps`).
         """
         if self._running is None:
             raise RuntimeError(
@@ -182,8 +204,7 @@ class State:
             return self._committed > step
         self._snapshot.save()
         self._committed = step + 1
-        self._generations.end_for_newcomers()
-        if self._generations.has_ended():
+        if self._generations.ends_after_commit():
             self._enter_next_generation(self._snapshot)
         return True
 
@@ -244,6 +265,10 @@ class State:
             lambda newest: self._share(snapshot, newest),
         )
         self._running, self._next = None, self.committed
+        if self._generations.is_last:
+            if self._on_preemption is not None:
+                self._on_preemption(self.committed)
+            self._generations.exit_preempted()
 
     def _share(self, snapshot: Snapshot, newest: Newest) -> None:
         """Gives all ranks the state of the first rank that has committed most steps."""

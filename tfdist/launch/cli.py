@@ -33,6 +33,7 @@ from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 
 _USAGE_ERROR = 2
+_PREEMPTED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)  # of a rank that has saved
 _TENSORFLOW_BYTES = 200 << 20  # a process with TensorFlow uses at least this much
 
 
@@ -174,7 +175,16 @@ def _warn_if_alone(outcome: Outcome) -> None:
 
 def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
     """Explains a failure; returns the exit code of tfdistrun."""
-    first = failure_summary.first_failure(outcome.ends)
+    ends = outcome.ends
+    if outcome.is_preempted:
+        ends = [end for end in ends if end.code not in _PREEMPTED]
+    first = failure_summary.first_failure(ends)
+    if outcome.is_preempted and first is None:
+        complain(
+            "preempted before the last step: start the job again, from a checkpoint if "
+            f"the program has saved one; output: {folder}"
+        )
+        return 128 + signal.SIGTERM
     if outcome.signal is not None:
         name = failure_summary.signal_name(outcome.signal)
         complain(f"ended by {name}; output: {folder}")
@@ -193,7 +203,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
             log=folder / f"rank-{first.rank}.log",
         )
     )
-    return failure_summary.exit_code(first, outcome.ends)
+    return failure_summary.exit_code(first, ends)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

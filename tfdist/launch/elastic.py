@@ -18,10 +18,14 @@ import psutil
 from tfdist.core.rendezvous.failure_report import PREFIX as REPORTS
 from tfdist.core.rendezvous.store import (
     BEGUN,
+    LEAVES,
     REQUESTS,
+    STEPS,
     StoreThread,
     answer_key,
+    ask_step_key,
     begun_key,
+    end_key,
     failure_key,
     join_key,
 )
@@ -30,6 +34,9 @@ from tfdist.launch.membership_actions import (
     Action,
     Announce,
     Answer,
+    AskStep,
+    Dismiss,
+    EndAt,
     Fail,
     Kill,
     Refuse,
@@ -65,12 +72,12 @@ class Receiver:
 
     def put(self, key: str, value: Any) -> None:
         """Is called on the store's thread with each key that a rank sets."""
-        if key.startswith((REQUESTS, BEGUN)):
+        if key.startswith((REQUESTS, BEGUN, LEAVES, STEPS)):
             self._queue.put((key, value))
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[tuple[str, Any]]:
-        """Returns the messages that have come, in order: requests, and beginnings."""
+        """Returns the messages that have come, in order."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -103,8 +110,10 @@ class ElasticJob:
         self._numbers: dict[int, int] = {}  # member → number of its latest request
         self._pids: dict[int, int] = {}
         self._processes: Processes | None = None
+        self._leaving: set[int] = set()  # members that got SIGTERM
         self._has_begun = False
         self._stopped = False
+        self._is_preempting = False  # tfdistrun got SIGTERM
         self._is_connecting = False  # whether the newest generation has not begun
 
     @property
@@ -117,6 +126,15 @@ class ElasticJob:
         """Whether all members of the last generation have ended with exit code 0."""
         return self._membership.finished
 
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the job has ended early, and its ranks have saved their state."""
+        return self._membership.preempted
+
+    def has_left(self, member: int) -> bool:
+        """Returns whether a member has left in order, after SIGTERM."""
+        return member in self._membership.left
+
     def attach(self, processes: Processes) -> None:
         """Sets who starts and kills the processes; call it before anything else."""
         self._processes = processes
@@ -125,6 +143,11 @@ class ElasticJob:
         """Starts the spares; call it when the ranks have been started."""
         self._carry_out(self._membership.begin(time.monotonic()))
         self._has_begun = True
+
+    def preempt(self) -> None:
+        """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
+        self._is_preempting = True
+        self._carry_out(self._membership.preempt(time.monotonic()))
 
     def started(self, member: int, pid: int) -> None:
         """Notes the process of a member."""
@@ -142,7 +165,8 @@ class ElasticJob:
         who = self._name_of(member)
         self._pids.pop(member, 0)
         actions = self._membership.ended(member, failed=failed, now_s=time.monotonic())
-        if failed and not (self._stopped or self.finished):
+        is_expected = self.has_left(member) or self.is_preempted or self._is_preempting
+        if failed and not (self._stopped or self.finished or is_expected):
             complain(f"{who} was lost: {how}")
             if rank is None and self._membership.start_failures == START_FAILURES:
                 complain(
@@ -163,6 +187,10 @@ class ElasticJob:
         for key, value in self._receiver.take():
             if key.startswith(REQUESTS):
                 self._request(key, value)
+            elif key.startswith(LEAVES):
+                self._leave(key)
+            elif key.startswith(STEPS):
+                self._at_step(key, value)
             elif key == begun_key(self._membership.generation):
                 self._is_connecting = False
         now_s = time.monotonic()
@@ -194,6 +222,28 @@ class ElasticJob:
         self._numbers[member] = number
         self._carry_out(self._membership.request(request, time.monotonic()))
 
+    def _leave(self, key: str) -> None:
+        try:
+            member = int(key[len(LEAVES) :])
+        except ValueError:
+            return  # not from a member of this version
+        if member in self._pids and member not in self._leaving:
+            self._leaving.add(member)
+            if not self._is_preempting:
+                complain(
+                    f"{self._name_of(member)} got SIGTERM, and leaves after a step"
+                )
+        self._carry_out(self._membership.leave(member, time.monotonic()))
+
+    def _at_step(self, key: str, value: Any) -> None:
+        try:
+            generation, member = (int(part) for part in key[len(STEPS) :].split("/"))
+            committed = int(value)
+        except (TypeError, ValueError):
+            return  # not from a member of this version
+        now_s = time.monotonic()
+        self._carry_out(self._membership.at_step(member, generation, committed, now_s))
+
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._processes is not None  # noqa: S101 - attach() was called
         if ranks := {
@@ -203,10 +253,17 @@ class ElasticJob:
             self._is_connecting = True
             self._processes.formed(ranks)
             plural = "s" if len(ranks) > 1 else ""
-            complain(
-                f"the job goes on with {len(ranks)} rank{plural} after commit "
-                f"{self._membership.committed}"
-            )
+            committed = self._membership.committed
+            if self.is_preempted:
+                complain(
+                    f"the job is preempted after commit {committed}: its "
+                    f"{len(ranks)} rank{plural} may save their state now"
+                )
+            else:
+                complain(
+                    f"the job goes on with {len(ranks)} rank{plural} after commit "
+                    f"{committed}"
+                )
         for action in actions:
             self._carry_out_one(action, self._processes)
 
@@ -226,12 +283,20 @@ class ElasticJob:
                 if not self._membership.finished:
                     complain(f"{self._name_of(member)} is killed: {reason}")
                 processes.kill(member)
-            case Answer(member, generation, rank, size):
+            case Answer(member, generation, rank, size, is_last):
                 place = {"generation": generation, "rank": rank, "size": size}
+                place["is_last"] = is_last
                 self._store.set(answer_key(member, self._numbers[member]), place)
             case Refuse(member, reason):
                 key = answer_key(member, self._numbers[member])
                 self._store.set(key, {"refused": reason})
+            case Dismiss(member):
+                key = answer_key(member, self._numbers[member])
+                self._store.set(key, {"dismissed": True})
+            case AskStep(generation):
+                self._store.set(ask_step_key(generation), True)
+            case EndAt(generation, committed):
+                self._store.set(end_key(generation), committed)
             case Announce(generation):
                 self._store.set(join_key(generation), True)
             case Fail(generation, member, rank):
@@ -246,7 +311,8 @@ class ElasticJob:
                 )
             case Stop(reason):
                 self._stopped = True
-                complain(f"the job ends: {reason}")
+                if not self._is_preempting:  # else the signal is the reason
+                    complain(f"the job ends: {reason}")
                 processes.end_job()
 
 

@@ -322,6 +322,7 @@ class Job:
             min_size=self.options.min_size,
             max_restarts=DEFAULT_RESTARTS if chosen is None else chosen,
             spares=self.options.spares or 0,
+            leave_limit_s=self.options.signal_grace_s,
         )
         return ElasticJob(membership, store, self.receiver)
 

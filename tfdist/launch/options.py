@@ -38,6 +38,10 @@ it has started have the same time. A second signal, at least a second later, kil
 job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for them,
 and do not end the job.
 
+After SIGTERM, the ranks of an elastic job (--min-np) finish their step and save. The
+exit code 143 then means: start the job again. SIGTERM to one of its ranks makes only
+this rank leave, after a step. See docs/elastic.md.
+
 Ranks on other hosts are started through ssh, which must work without a password, in the
 same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
 them; for other environment variables, use -x. See docs/hosts.md."""
@@ -319,9 +323,10 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
         type=_seconds,
         metavar="S",
         help="seconds from SIGINT, SIGTERM or SIGHUP until the ranks that are still "
-        "running are killed; 0: at once. Must be enough for StopOnSignal to finish a "
-        "step (or trace a function) and save (default: TFDIST_SIGNAL_GRACE_S, or "
-        f"{SIGNAL_GRACE_S:g})",
+        "running are killed; 0: at once. Must be enough for StopOnSignal, or a loop "
+        "of an elastic job, to finish a step (or trace a function) and save. The same "
+        "limit holds for one rank of an elastic job that got SIGTERM (default: "
+        f"TFDIST_SIGNAL_GRACE_S, or {SIGNAL_GRACE_S:g})",
     )
 
 
@@ -341,7 +346,8 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         type=_number_of_processes,
         metavar="N",
         help="with --min-np: number of processes that are started in place of lost "
-        f"ranks, at most (default: {DEFAULT_RESTARTS})",
+        f"ranks, at most (default: {DEFAULT_RESTARTS}). Those for ranks that have left "
+        "after SIGTERM do not count, but with 0, none is started",
     )
     made.add_argument(
         "--spares",

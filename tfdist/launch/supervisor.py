@@ -57,7 +57,10 @@ class Outcome:
 
     Attributes:
         ends: one entry per rank, in the order of their ends. Of an elastic job,
-            without the ranks that were lost before the last generation was formed.
+            without the ranks that have left after SIGTERM, or were lost before the last
+            generation was formed.
+        is_preempted: whether an elastic job ended before its last step, so that its
+            ranks could save their state and the job can be started again.
         signal: the first signal that this process received; None for none.
         joined: whether a rank has called `tfdist.init()`.
         memory_bytes: peak memory of a rank's process.
@@ -65,6 +68,7 @@ class Outcome:
 
     ends: list[RankEnd] = field(default_factory=list)
     signal: int | None = None
+    is_preempted: bool = False
     joined: bool = False
     memory_bytes: int = 0
 
@@ -267,17 +271,22 @@ class Supervisor:
             lost=lost,
             host=remote.host.name if remote else socket.gethostname(),
         )
-        self._ends.append((end, output))
-        if self._phase is not _Phase.RUNNING:
-            return
-        if self._elastic is not None:
+        if self._elastic is None or not self._elastic.has_left(rank):
+            self._ends.append((end, output))
+        if self._elastic is not None and self._is_elastic_now():
             how = describe_code(code)
             self._elastic.ended(rank, how, failed=code != 0)
-        elif end.code != 0:
+        elif self._phase is _Phase.RUNNING and end.code != 0:
             self._enter(_Phase.GRACE, self._grace_s)
 
+    def _is_elastic_now(self) -> bool:
+        """Returns whether the ranks of an elastic job get answers to their requests."""
+        if self._phase is _Phase.SIGNALLED:
+            return self._outcome.signal == signal.SIGTERM
+        return self._elastic is not None and self._phase is _Phase.RUNNING
+
     def _poll_elastic(self) -> None:
-        if self._elastic is not None and self._phase is _Phase.RUNNING:
+        if self._elastic is not None and self._is_elastic_now():
             self._elastic.poll()
 
     def _on_remote(self, remote: RemoteHost) -> None:
@@ -333,6 +342,13 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.drops = True  # ranks can save even if the reader is paused
                 self._outcome.signal = self._outcome.signal or number
+                is_running = self._phase is _Phase.RUNNING
+                if (
+                    self._elastic is not None
+                    and is_running
+                    and number == signal.SIGTERM
+                ):
+                    self._elastic.preempt()
                 self._loop.ask_to_end(number)
                 self._signal_remotes(number)
                 self._enter(_Phase.SIGNALLED, self._signal_grace_s)
@@ -400,6 +416,8 @@ class Supervisor:
 
     def _add_reports(self) -> None:
         told = self._told()
+        if self._elastic is not None:
+            self._outcome.is_preempted = self._elastic.is_preempted
         if self._elastic is not None and self._elastic.finished:
             # Replacements that were lost before they joined did not matter.
             self._ends = [one for one in self._ends if one[0].code == 0]
