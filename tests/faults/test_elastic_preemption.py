@@ -147,7 +147,8 @@ def test_sigterm_in_the_last_step(tmp_path, place):
     """Before its commit, the rank leaves; after it, the signal has come too late."""
     (tmp_path / f"term-1-29-{place}").touch()
     (tmp_path / "slow").touch()
-    done = run(tmp_path, "-np", "2", "--min-np", "1", *command(tmp_path, 30))
+    options = ("-np", "2", "--min-np", "1")
+    done = run(tmp_path, *options, *command(tmp_path, 30), timeout_s=150.0)
     assert (tmp_path / "result.npz").exists()
     assert (tmp_path / "end-0").exists() and done.code in (0, 143)
 

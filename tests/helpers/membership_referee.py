@@ -7,7 +7,8 @@ a process really has ended, come from the simulated world.
 
 from collections import Counter
 
-from tfdist.launch.membership import MOST_ROUNDS, START_FAILURES, Answer, Fail, Refuse
+from tfdist.launch.membership_actions import Answer, Fail, Refuse
+from tfdist.launch.membership_state import MOST_ROUNDS, START_FAILURES
 
 
 class Violation(AssertionError):

@@ -3,11 +3,6 @@
 import pytest
 
 from tfdist.launch.membership import (
-    MOST_ROUNDS,
-    NAMED_LIMIT_S,
-    ROUND_LIMIT_S,
-    START_FAILURES,
-    START_LIMIT_S,
     Announce,
     Answer,
     Fail,
@@ -17,9 +12,16 @@ from tfdist.launch.membership import (
     Request,
     Start,
     Stop,
-    assign_ranks,
 )
 from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
+from tfdist.launch.membership_state import (
+    MOST_ROUNDS,
+    NAMED_LIMIT_S,
+    ROUND_LIMIT_S,
+    START_FAILURES,
+    START_LIMIT_S,
+    assign_ranks,
+)
 
 
 class Job:

@@ -12,9 +12,9 @@ import pytest
 from helpers.membership_referee import Violation
 from helpers.membership_world import World
 
-from tfdist.launch import membership as rules
 from tfdist.launch.membership import Fail, Kill, Membership
 from tfdist.launch.membership_actions import Announce, AskStep, Dismiss, EndAt
+from tfdist.launch.membership_state import START_FAILURES
 
 SEEDS = 300
 SLOW_SEEDS = 20_000
@@ -157,7 +157,7 @@ class WaitsWithoutReplacements(Membership):
 @broken
 class StartsWithoutLimit(Membership):
     def _may_start(self):
-        return self.start_failures < rules.START_FAILURES
+        return self.start_failures < START_FAILURES
 
 
 @broken

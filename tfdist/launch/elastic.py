@@ -29,7 +29,7 @@ from tfdist.core.rendezvous.store import (
     failure_key,
     join_key,
 )
-from tfdist.launch.membership import START_FAILURES, Membership
+from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import (
     Action,
     Announce,
@@ -44,6 +44,7 @@ from tfdist.launch.membership_actions import (
     Start,
     Stop,
 )
+from tfdist.launch.membership_state import START_FAILURES
 from tfdist.launch.output import complain
 
 

@@ -1,0 +1,188 @@
+"""State of the members of an elastic job, and what `membership` derives from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfdist.launch.membership_actions import Request
+from tfdist.launch.membership_handover import Handovers
+
+ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
+START_LIMIT_S = 600.0  # for a newcomer to become ready
+NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
+LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and end
+START_FAILURES = 3  # newcomers in a row that ended before they were ready
+MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
+
+
+def assign_ranks(old: Mapping[int, int], newcomers: Sequence[int]) -> dict[int, int]:
+    """Assigns the ranks of a generation; as many members as possible keep their rank.
+
+    A member keeps its rank if it is below the new number of ranks. The free ranks go to
+    the members whose rank is too high, in the order of their old ranks, and then to the
+    newcomers. Rank 0, which writes files and prints, is never a newcomer if a member is
+    left: the one with the lowest rank takes it.
+
+    Args:
+        old: old rank of each member that continues.
+        newcomers: numbers of the newcomers, in the order in which they became ready.
+
+    Returns:
+        New rank of each member, in the order of the new ranks.
+
+    Example:
+        >>> from tfdist.launch.membership_state import assign_ranks
+        >>> assign_ranks({0: 0, 2: 2, 3: 3}, newcomers=[])  # member 1 was lost
+        {0: 0, 3: 1, 2: 2}
+        >>> assign_ranks({0: 0, 2: 2, 3: 3}, newcomers=[4])
+        {0: 0, 4: 1, 2: 2, 3: 3}
+        >>> assign_ranks({1: 1, 2: 2}, newcomers=[3])
+        {1: 0, 3: 1, 2: 2}
+    """
+    size = len(old) + len(newcomers)
+    ranks = {member: rank for member, rank in old.items() if rank < size}
+    moved = sorted(old.keys() - ranks.keys(), key=lambda member: old[member])
+    if ranks and not moved and 0 not in ranks.values():
+        ranks[min(ranks, key=lambda member: ranks[member])] = 0
+    free = sorted(set(range(size)) - set(ranks.values()))
+    ranks.update(zip([*moved, *newcomers], free, strict=True))
+    return dict(sorted(ranks.items(), key=lambda item: item[1]))
+
+
+class MembershipState:
+    """State of a `Membership`, which describes the arguments and attributes."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        min_size: int,
+        max_restarts: int,
+        spares: int = 0,
+        round_limit_s: float = ROUND_LIMIT_S,
+        start_limit_s: float = START_LIMIT_S,
+        leave_limit_s: float = LEAVE_LIMIT_S,
+    ) -> None:
+        if not 1 <= min_size <= size:
+            raise ValueError(
+                f"expected 1 <= min_size <= size, got min_size {min_size}, size {size}"
+            )
+        if max_restarts < 0 or spares < 0:
+            raise ValueError(
+                "expected max_restarts >= 0 and spares >= 0, got max_restarts "
+                f"{max_restarts}, spares {spares}"
+            )
+        self._size = size
+        self._min_size = min_size
+        self._max_restarts = max_restarts
+        self._spares = spares
+        self._round_limit_s = round_limit_s
+        self._start_limit_s = start_limit_s
+        # A live process is a member of the newest generation, or a newcomer.
+        self._generation = 1
+        self._ranks = {member: member for member in range(size)}
+        self._live = set(range(size))
+        self._failed: set[int] = set()  # members whose exit code was not 0
+        self._killed: set[int] = set()
+        self._refused: dict[int, str] = {}  # with the reason
+        # Requests that are not answered yet, in the order of their arrival.
+        self._requests: dict[int, Request] = {}
+        self._opened_s: float | None = None  # None: no round is open
+        self._unready: set[int] = set()  # live newcomers that have not become ready
+        # When a newcomer has to be ready, a member that was named as failed has to have
+        # asked, and a refused process has to have ended.
+        self._deadlines_s: dict[int, float] = {}
+        self._announced = 0  # the last generation that was notified of newcomers
+        self._handovers = Handovers(leave_limit_s)
+        self._is_preempting = False  # the whole job got SIGTERM
+        self.preempted = False
+        self._is_saved = False  # all members of a preempted job have ended
+        self.restarts = 0
+        self._next_member = size
+        self.start_failures = 0
+        self.program = ""
+        self.committed = -1
+        self._committed_at_failure = -1
+        self._rounds_without_step = 0
+        self.finished = False
+        self.stop_reason = ""
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest generation."""
+        return self._generation
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Member → rank in the newest generation; includes members that have ended."""
+        return dict(self._ranks)
+
+    @property
+    def live(self) -> frozenset[int]:
+        """Processes that have not ended, newcomers included."""
+        return frozenset(self._live)
+
+    @property
+    def left(self) -> set[int]:
+        """Members that were dismissed."""
+        return self._handovers.dismissed
+
+    def _members(self) -> list[int]:
+        """Returns the live members of the newest generation that were not dismissed."""
+        return [m for m in self._ranks if m in self._live and m not in self.left]
+
+    def _leaving(self) -> list[int]:
+        """Returns the members that want to leave."""
+        return [m for m in self._members() if m in self._handovers.deadlines_s]
+
+    def _ready(self) -> list[int]:
+        """Returns the newcomers that can join, in the order of their readiness."""
+        return [
+            member
+            for member in self._requests
+            if member not in self._ranks and member not in self._killed
+        ]
+
+    def _preparing(self) -> list[int]:
+        """Returns the newcomers that are not ready yet, but may become ready."""
+        return sorted(self._unready - self._killed - self._refused.keys())
+
+    def _is_open(self) -> bool:
+        """Returns whether a live member of the newest generation has sent a request."""
+        return any(member in self._requests for member in self._members())
+
+    def _is_complete(self) -> bool:
+        """Returns whether every live member has sent a request and was not killed."""
+        return all(
+            member in self._requests and member not in self._killed
+            for member in self._members()
+        )
+
+    def _is_over(self) -> bool:
+        return self.finished or self._is_saved or bool(self.stop_reason)
+
+    def _may_start(self) -> bool:
+        """Returns whether one more replacement may be started."""
+        return self._starts_left() > 0 and self.start_failures < START_FAILURES
+
+    def _starts_left(self) -> int:
+        """Returns the number of replacements that the limit still allows.
+
+        A replacement of a member that has left after SIGTERM does not count. With the
+        limit 0, none is started.
+        """
+        free = self._handovers.credit if self._max_restarts else 0
+        return self._max_restarts - self.restarts + free
+
+    def _largest_size(self) -> int:
+        """Returns the largest size that the next generation can reach by waiting.
+
+        Members that want to leave are not part of it, but may be replaced.
+        """
+        preparing, leaving = len(self._preparing()), len(self._leaving())
+        starts = self._starts_left() + (leaving if self._max_restarts else 0)
+        # A newcomer that becomes ready ends the series of failed starts.
+        if self.start_failures >= START_FAILURES and not preparing:
+            starts = 0
+        there = len(self._members()) - leaving + len(self._ready()) + preparing
+        return min(self._size, there + starts)
