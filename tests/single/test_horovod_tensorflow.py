@@ -49,9 +49,9 @@ def test_before_init_is_a_value_error(name):
         getattr(hvd, name)()
 
 
-def test_before_init_other_functions_say_so_too():
+def test_before_init_other_functions_say_so_too(tmp_path):
     for call in (
-        lambda: hvd.start_timeline("nowhere"),
+        lambda: hvd.start_timeline(str(tmp_path / "timeline")),
         lambda: hvd.broadcast_object(1),
         lambda: hvd.allgather_object(1),
         lambda: hvd.add_process_set([0]),
