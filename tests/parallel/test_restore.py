@@ -145,6 +145,14 @@ def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(kind, words, tmp_path
         assert re.search(words, result["message"], re.DOTALL), result
 
 
+def _restored_if_any(folder):
+    return tfdist.restore(compiled(), f"{folder}/*.keras", missing_ok=True)
+
+
+def test_without_a_file_a_training_begins_on_request(tmp_path):
+    assert run_ranks(_restored_if_any, 2, str(tmp_path)) == [0, 0]
+
+
 class Parts(keras.Model):
     """Two layers; of a class that Keras cannot make from a file."""
 

@@ -37,7 +37,7 @@ def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
 
     Args:
         path: a folder, whose ".keras" files are considered; or a pattern such as
-            "run/step-*.keras" or "run/*.weights.h5"; or the name of a single file.
+            `run/step-*.keras` or `run/*.weights.h5`; or the name of a single file.
 
     Returns:
         The path of the file.

@@ -33,6 +33,7 @@ def restore(
     model: keras.Model,
     path: str | os.PathLike[str],
     *,
+    missing_ok: bool = False,
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> int:
@@ -56,7 +57,9 @@ def restore(
             function builds the optimizer of `compile`. Other optimizers have to be
             built if they were built when the file was saved.
         path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`;
-            or a folder or pattern of such files, e.g. "run/step-*.keras".
+            or a folder or pattern of such files, e.g. `run/step-*.keras`.
+        missing_ok: whether to change nothing and return 0 if there is no such file, so
+            that the same program starts a training and continues it; default False.
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that train the model; only these ranks call the function;
             default all.
@@ -66,7 +69,7 @@ def restore(
         model's own optimizer is None, the number of the first other optimizer.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, and `missing_ok` is False.
         ValueError: the model is not built or not compiled, the file (or each file) is
             damaged, or it is not a checkpoint of this model and optimizer. The message
             says what was expected and found; nothing is changed.
@@ -99,10 +102,10 @@ def restore(
 
     def check() -> tuple[str, dict[str, Any]]:
         prepare(model)
-        chosen = _choose(path) if reads else ""
-        if reads:
+        chosen = _choose(path, missing_ok) if reads else ""
+        if chosen:
             check_fits(model, chosen)
-        return chosen, {"built": _built(model)}
+        return chosen, {"built": _built(model), "found": bool(chosen)}
 
     def read() -> tuple[None, dict[str, Any]]:
         if not reads:
@@ -114,13 +117,15 @@ def restore(
     chosen, facts = ranks.run("check", check)
     what = "which optimizers of the model are built"
     ranks.agree(facts, "built", what, "Build the same on all ranks.")
+    if not facts[0]["found"]:  # the facts of the rank that reads
+        return 0
     _, facts = ranks.run("read", read)
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables]
     broadcast_variables(model.weights + slots, root, process_set=process_set)
     follow_variables(model)
     check_alike(model, "tfdist.restore", process_set)
-    if facts[0]["generators"]:  # the facts of the rank that reads
+    if facts[0]["generators"]:
         broadcast_seed_generators(model, root=root, process_set=process_set)
     if not reads:  # the rank that reads has done this while loading
         for one in optimizers:
@@ -128,11 +133,13 @@ def restore(
     return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
 
 
-def _choose(path: str | os.PathLike[str]) -> str:
+def _choose(path: str | os.PathLike[str], missing_ok: bool) -> str:
     """Returns the newest undamaged file of a folder or pattern, or the file itself."""
     try:
         return os.fspath(newest_checkpoint(path))
     except FileNotFoundError as error:
+        if missing_ok:
+            return ""
         hint = " Copy it to this machine first." if "://" in os.fspath(path) else ""
         raise FileNotFoundError(f"{error}{hint}") from None
 
