@@ -168,7 +168,7 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
-        self._saved: list[Path] = []
+        self._names: list[str] = []  # of the files, on all ranks; some may not exist
         self._steps = 0
         self._snapshots = ModelSnapshots()
         self._writer = BackgroundWriter()
@@ -216,9 +216,12 @@ class Checkpoint(RankCallback):
         Args:
             path: path of the file.
         """
-        self._saved = [one for one in self._saved if one != path] + [path]
-        while self.keep is not None and len(self._saved) > self.keep:
-            remove_with_checksum(self._saved.pop(0))
+        if self.keep is None:
+            return
+        earlier = [one for one in map(Path, self._names) if one != path]
+        complete = [one for one in earlier if one.exists()] + [path]
+        for one in complete[: -self.keep]:
+            remove_with_checksum(one)
 
     def wait_until_finished(self) -> None:
         """Waits for the files that `background` is still writing; all ranks call it.
@@ -253,7 +256,7 @@ class Checkpoint(RankCallback):
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         average_accumulated(self.model)
         compare_model(self.model, "when a checkpoint is to be saved")
-        run_on_rank(
+        saved = run_on_rank(
             self._first,
             lambda: self._save_if_better(logs, batch),
             f"rank {self._first} could not save the checkpoint",
@@ -262,13 +265,19 @@ class Checkpoint(RankCallback):
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )
+        if saved is not None:  # known to all ranks, each of which may become rank 0
+            name, self._best = saved
+            self._names = [one for one in self._names if one != name] + [name]
 
-    def _save_if_better(self, logs: dict[str, Any], batch: int | None) -> None:
+    def _save_if_better(
+        self, logs: dict[str, Any], batch: int | None
+    ) -> tuple[str, float | None] | None:
+        """Saves; returns the file's name and the best value so far, if it did."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
                 if batch is None and self._is_not_validated():
-                    return
+                    return None
                 raise ValueError(
                     f"Expected monitor to be one of {sorted(logs)}, got "
                     f"{self.monitor!r}."
@@ -276,14 +285,13 @@ class Checkpoint(RankCallback):
             value = float(logs[self.monitor])
             if not self._is_better(value):
                 self._writer.retry()
-                return
+                return None
         path = self._path(logs, batch)
         if self.background:
             self._save_in_background(path)
         else:
             self._save(path, self.model, self._epoch)
-        if self.save_best_only:
-            self._best = value
+        return str(path), value if self.save_best_only else self._best
 
     def _save_in_background(self, path: Path) -> None:
         model, epoch, ranks = self.model, self._epoch, self._ranks
