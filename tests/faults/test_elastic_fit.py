@@ -53,6 +53,20 @@ def test_ranks_are_lost_at_the_end_of_an_epoch_and_after_a_step(tmp_path):
 
 @pytest.mark.slow
 @deadline(300)
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_validation_includes_the_samples_of_a_lost_rank(tmp_path, member):
+    """It is lost in the validation, and after it, before the metrics are averaged."""
+    steps, history = train(
+        *(tmp_path, "-np", "3", "--min-np", "1"),
+        epochs=100,
+        kills=[f"{member}-9-2-validation", "1-19-4-end"],
+    )
+    assert len(history["val_mae"]) == 10
+    assert all(step["epoch"] < 20 for step in steps[1])
+
+
+@pytest.mark.slow
+@deadline(300)
 @pytest.mark.parametrize("kill", ["1-180-2-before", "1-199-4-fit"])
 def test_with_a_spare_all_results_have_the_bits_of_an_unfailed_run(tmp_path, kill):
     (tmp_path / "failed").mkdir()

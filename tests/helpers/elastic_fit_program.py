@@ -2,12 +2,15 @@
 
     tfdistrun -np 3 --min-np 2 python -m helpers.elastic_fit_program FOLDER EPOCHS JSON
 
-JSON has options of `compile`. The model counts how often each sample was used, exactly.
-Each rank appends a line for each step that has ended to FOLDER/commits, and writes its
-history to FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A file
-FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place: "before"
-or "after" the step, or "end" of the epoch (STEP is the last one), or of `fit` (EPOCH
-and STEP are the last ones, PLACE is "fit").
+JSON has options of `compile`, and "checkpoint": true to save the model in FOLDER/saved
+every 50 steps and on SIGTERM, and to continue with the newest file there; each model
+with a smaller error than before is saved as FOLDER/best-STEP.keras. The model counts
+how often each sample was used, exactly. Each rank appends a line for each step that has
+ended to FOLDER/commits, and writes its history to FOLDER/history-MEMBER.json; rank 0
+writes FOLDER/result.npz. A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill
+itself at this place: "before" or "after" the step, after a step of the "validation", or
+at the "end" of the epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the
+last ones, PLACE is "fit"). FOLDER/term-... makes it send SIGTERM to itself.
 """
 
 import json
@@ -22,13 +25,17 @@ import numpy as np
 SAMPLES, GLOBAL_BATCH, SEED = 53, 10, 4
 STEPS = SAMPLES // GLOBAL_BATCH
 SLOW_STEP_S = 0.02
+VALIDATION_FREQ = 10
 
 
 def _expected(epochs):
-    """The uses of each sample, and the mean absolute error of each epoch."""
+    """The uses of each sample, and the mean absolute errors of each epoch.
+
+    Those of its steps, and those of all samples after it.
+    """
     from tfdist.data import samples_of_step
 
-    uses, metrics = np.zeros(SAMPLES), []
+    uses, metrics, after = np.zeros(SAMPLES), [], []
     for epoch in range(epochs):
         errors = []
         for step in range(epoch * STEPS, (epoch + 1) * STEPS):
@@ -38,7 +45,8 @@ def _expected(epochs):
             errors.append(abs(rows - uses[rows]).mean())
             uses[rows] += 1
         metrics.append(np.mean(errors))
-    return uses, np.array(metrics)
+        after.append(abs(np.arange(SAMPLES) - uses).mean())
+    return uses, np.array(metrics), np.array(after)
 
 
 def steps_of(folder):
@@ -50,15 +58,21 @@ def steps_of(folder):
     return found
 
 
+def check_uses(folder, epochs):
+    """Asserts that the whole training has used each sample as often as it should."""
+    result = np.load(folder / "result.npz")["uses"]
+    uses, _, _ = _expected(epochs)
+    off = np.flatnonzero(result.round() != uses)
+    assert not len(off), f"uses of samples {off}: {result[off]} and not {uses[off]}"
+
+
 def check(folder, epochs, *, every_step=True):
     """Asserts that the run in `folder` has the result of one without a failure.
 
     `every_step`: whether the hooks were called after every step.
     """
-    result = np.load(folder / "result.npz")["uses"]
-    uses, metrics = _expected(epochs)
-    off = np.flatnonzero(result.round() != uses)
-    assert not len(off), f"uses of samples {off}: {result[off]} and not {uses[off]}"
+    check_uses(folder, epochs)
+    _, metrics, after = _expected(epochs)
     for member, steps in steps_of(folder).items():
         numbers = [step["epoch"] * STEPS + step["step"] for step in steps]
         if every_step:
@@ -69,6 +83,9 @@ def check(folder, epochs, *, every_step=True):
     found = np.array(histories[0]["mae"])
     off = np.flatnonzero(~np.isclose(found, metrics, rtol=1e-5, atol=0.0))
     assert not len(off), f"epochs {off}: {found[off]} and not {metrics[off]}"
+    validated = after[VALIDATION_FREQ - 1 :: VALIDATION_FREQ]
+    found = np.array(histories[0].get("val_mae", []))
+    assert np.allclose(found, validated, rtol=1e-5, atol=0.0), (found, validated)
     # A rank 0 that is lost after it has written a row is replaced by one that writes
     # the same row again.
     rows = len(set((folder / "log.csv").read_text().splitlines()))
@@ -83,15 +100,16 @@ def main(folder, epochs, options):
     import tfdist
 
     tfdist.init()
-    member, size = int(os.environ["TFDIST_MEMBER"]), tfdist.size()
+    member, size = int(os.environ.get("TFDIST_MEMBER", tfdist.rank())), tfdist.size()
     commits = os.open(folder / "commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     traces = []
 
     def kill_if_asked(epoch, step, place):
-        wish = folder / f"kill-{member}-{epoch}-{step}-{place}"
-        if wish.exists():
-            wish.unlink()  # else its replacement would die of it too
-            os.kill(os.getpid(), signal.SIGKILL)
+        for name, number in (("kill", signal.SIGKILL), ("term", signal.SIGTERM)):
+            wish = folder / f"{name}-{member}-{epoch}-{step}-{place}"
+            if wish.exists():
+                wish.unlink()  # else its replacement would die of it too
+                os.kill(os.getpid(), number)
 
     class Counting(keras.Model):
         """Its weights are the uses of the samples; its loss is their sum."""
@@ -124,6 +142,9 @@ def main(folder, epochs, options):
             if tfdist.size() < size or (folder / "slow").exists():
                 time.sleep(SLOW_STEP_S)
 
+        def on_test_batch_end(self, batch, logs=None):
+            kill_if_asked(self.epoch, batch, "validation")
+
         def on_epoch_end(self, epoch, logs=None):
             kill_if_asked(epoch, STEPS - 1, "end")
 
@@ -133,9 +154,9 @@ def main(folder, epochs, options):
     class CountsEpochs(keras.callbacks.Callback):
         """Has a state of its own, on rank 0 only."""
 
-        def __init__(self):
+        def __init__(self, epochs):
             super().__init__()
-            self.epochs = 0
+            self.epochs = epochs
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs += 1
@@ -154,6 +175,7 @@ def main(folder, epochs, options):
         drop_remainder=False,
     )
     model = Counting()
+    saves = options.pop("checkpoint", False)
 
     def loss(y_true, y_pred):
         """Its gradient is the mean over the samples of a step."""
@@ -165,17 +187,29 @@ def main(folder, epochs, options):
         metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
         **options,
     )
-    counts = CountsEpochs()
+    start, of_checkpoint = 0, []
+    if saves:
+        folder_saved = folder / "saved"
+        start = tfdist.restore(model, folder_saved, missing_ok=True)
+        latest = tfdist.callbacks.Checkpoint(
+            folder_saved / "{step:07d}.keras", save_freq=50, keep=2, background=True
+        )
+        best = tfdist.callbacks.Checkpoint(
+            folder / "best-{step}.keras", monitor="mae", mode="min", save_best_only=True
+        )
+        of_checkpoint = [latest, best, tfdist.callbacks.StopOnSignal(latest)]
+    counts = CountsEpochs(start // STEPS)
     history = model.fit(
         train,
         epochs=epochs,
         verbose=0,
         validation_data=valid,
-        validation_freq=10,
+        validation_freq=VALIDATION_FREQ,
         callbacks=[
-            tfdist.callbacks.Elastic(),
+            tfdist.callbacks.Elastic(start=start),
             Watch(),
             tfdist.callbacks.MetricAverage(),
+            *of_checkpoint,
             tfdist.callbacks.RankZeroOnly(
                 keras.callbacks.CSVLogger(str(folder / "log.csv"))
             ),

@@ -10,7 +10,16 @@ import tfdist
 ROWS, GLOBAL_BATCH = 22, 5
 
 
-def _fit(*, global_batch=GLOBAL_BATCH, epochs=3, **options):
+def _fit(
+    *,
+    global_batch=GLOBAL_BATCH,
+    epochs=3,
+    start=0,
+    restored=None,
+    callbacks=(),
+    compiled=None,
+    **options,
+):
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     x = np.random.default_rng(0).normal(size=(ROWS, 4))
@@ -23,13 +32,19 @@ def _fit(*, global_batch=GLOBAL_BATCH, epochs=3, **options):
         [keras.Input((4,)), keras.layers.Dense(1, dtype="float64")]
     )
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", **(compiled or {}))
+    if restored is not None:
+        assert tfdist.restore(model, restored) == start
     history = model.fit(
         train,
         epochs=epochs,
         verbose=0,
         validation_data=valid,
-        callbacks=[tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()],
+        callbacks=[
+            tfdist.callbacks.Elastic(start=start),
+            tfdist.callbacks.MetricAverage(),
+            *callbacks,
+        ],
         **options,
     )
     return [w.tolist() for w in model.get_weights()], history.history
@@ -66,6 +81,60 @@ def test_unequal_parts_of_a_batch_count_by_their_samples():
     for own, other in zip(weights, expected, strict=True):
         assert np.allclose(own, other, rtol=1e-12, atol=1e-14)
     assert np.isclose(history["val_loss"][-1], loss, rtol=1e-6)
+
+
+class _Records(keras.callbacks.Callback):
+    """Records the hooks of steps and epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.hooks = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.hooks.append(["epoch", epoch])
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.hooks.append(["step", batch])
+
+
+def _continued(folder, start):
+    """Trains 3 epochs of 4 steps, and again from a checkpoint of step `start`."""
+    path = f"{folder}/{{step}}.keras"
+    checkpoint = tfdist.callbacks.Checkpoint(path, save_freq=start)
+    whole, _ = _fit(callbacks=[checkpoint])
+    records = _Records()
+    part, history = _fit(
+        callbacks=[records], restored=f"{folder}/{start}.keras", start=start
+    )
+    return whole, part, records.hooks, len(history["loss"])
+
+
+@pytest.mark.parametrize("start", [6, 8])
+def test_a_later_job_continues_after_the_same_step(tmp_path, start):
+    for whole, part, hooks, epochs in run_ranks(_continued, 2, str(tmp_path), start):
+        assert part == whole
+        places = [
+            place
+            for epoch in range(3)
+            for place in [["epoch", epoch], *(["step", step] for step in range(4))]
+        ]
+        epoch, step = divmod(start, 4)
+        begin = places.index(["epoch", epoch])
+        assert hooks == places[begin : begin + 1] + places[begin + 1 + step :]
+        assert epochs == 3 - epoch
+
+
+def _wrong_starts():
+    with pytest.raises(ValueError, match=r"multiple of steps_per_execution=2.*got 5"):
+        _fit(start=5, compiled={"steps_per_execution": 2})
+    with pytest.raises(ValueError, match="without initial_epoch"):
+        _fit(start=4, initial_epoch=1)
+    with pytest.raises(ValueError, match="start"):
+        tfdist.callbacks.Elastic(start=-1)
+
+
+def test_a_start_that_cannot_be_continued_is_refused():
+    run_ranks(_wrong_starts, 2)
 
 
 def _refusals():

@@ -99,10 +99,16 @@ def test_the_lines_about_elastic_training_run(tmp_path, monkeypatch):
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
     names["optimizer"] = keras.optimizers.SGD(0.1)
     names["batch_of"] = lambda batch, rank, size: (names["x"][:8], names["y"][:8])
-    assert len(blocks_of("elastic.md")) == 3
-    run_page("elastic.md", names)
-    assert int(compiled.optimizer.iterations) == 10  # one step of 64 in each epoch
+    assert len(blocks_of("elastic.md")) == 5
+    for number in range(5):
+        if number == 3:  # a job of its own
+            names["state"] = tfdist.elastic.State(compiled)
+        run_page("elastic.md", names, only=number)
+    # One step of 64 in each epoch.
+    assert int(compiled.optimizer.iterations) == 2 * 10
     assert int(names["optimizer"].iterations) == 200 + 1000
     assert names["state"].batch == 1000
     saved = sorted(path.name for path in tmp_path.glob("*.keras"))
     assert saved == ["step-100.keras", "step-200.keras"]
+    kept = sorted(path.name for path in tmp_path.glob("run/*.keras"))
+    assert kept == ["0000018.keras", "0000019.keras", "0000020.keras"]

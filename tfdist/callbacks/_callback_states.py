@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ def plain_state(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, _SCALARS):
-        return True
+        return not isinstance(value, enum.Enum)
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
     if depth == _MAX_DEPTH:

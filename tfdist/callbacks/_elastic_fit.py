@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import keras
 import tensorflow as tf
@@ -12,29 +13,30 @@ from keras.src.utils.python_utils import pythonify_logs
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._error_translation import restore_train_function
-from tfdist.callbacks._fit_place import Place, place_of_hook, place_of_step
+from tfdist.callbacks._fit_place import (
+    Place,
+    place_of_hook,
+    place_of_step,
+    place_of_validation,
+)
 from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks.rank_zero_only import overridden_hooks
+from tfdist.callbacks.stop_on_signal import StopOnSignal
+from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.tf_ops.op_names import eager_calls
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
 from tfdist.data._global_batches import Source
 from tfdist.elastic.sharing import Newest, check_supported, enter_next, is_loss
 
+_Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
 _HOOKS = (
     "on_epoch_begin",
     "on_train_batch_begin",
     "on_train_batch_end",
     "on_epoch_end",
     "on_train_end",
-)
-# Are left out until a newcomer has reached the place of the other ranks.
-_HOOKS_OF_VALIDATION = (
-    "on_test_begin",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-    "on_test_end",
 )
 
 
@@ -51,15 +53,18 @@ _program = _Program()
 class ElasticFit(keras.callbacks.Callback):
     """Runs the steps and the hooks of one elastic `fit`; the last callback of its list.
 
-    It replaces the train function, and the methods of the list that call the hooks.
-    What needs the other ranks (a step, a hook with collective operations) is counted
-    when it is complete on all ranks, so that the ranks know after a loss where each of
-    them was.
+    It replaces the train function, the method that validates, and the methods of the
+    list that call the hooks. What needs the other ranks (a step, a validation, a hook
+    with collective operations) is counted when it is complete on all ranks, so that the
+    ranks know after a loss where each of them was. Ranks join and leave before a step.
+
+    In a job that is not elastic, it only leaves out the steps of an earlier job.
 
     Args:
         callbacks: the list of the `fit`.
         source: the batches, from `tfdist.data.global_batches`.
         size: variable with the number of ranks, which traced functions use.
+        start: number of steps that an earlier job has done.
     """
 
     described_as = "the elastic training"  # in messages, as users do not create it
@@ -69,11 +74,13 @@ class ElasticFit(keras.callbacks.Callback):
         callbacks: keras.callbacks.CallbackList,
         source: Source,
         size: tf.Variable,
+        start: int,
     ) -> None:
         super().__init__()
         self._list = callbacks
         self._source = source
         self._size = size
+        self._start = start
         self.set_model(callbacks.model)
         self.set_params(callbacks.params)
         callbacks.callbacks.append(self)
@@ -82,17 +89,11 @@ class ElasticFit(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Gives all ranks the same state; a newcomer joins the other ranks here."""
-        if _program.was_used:
-            raise RuntimeError(
-                "Elastic was used in an earlier fit of this program. In a job started "
-                "with --min-np, run all epochs in one fit: a process that joins later "
-                "could not know in which fit the other ranks are."
-            )
-        _program.was_used = True
-        check_supported()
-        self._generations = Generations(hides_failures=False)
+        self._generations = Generations(hides_failures=False, progress=self._progress)
         self._function = self.model.train_function
         self._state = FitState(self.model, self._shared_callbacks())
+        self._steps_done = 0  # and left out; counted in calls of the train function
+        self._starts_at: Place | None = None  # after the steps of an earlier job
         self._place = place_of_step(0, 0)
         self._logs: dict[str, Any] = {}
         self._last_rank = runtime.rank()
@@ -102,23 +103,60 @@ class ElasticFit(keras.callbacks.Callback):
         self._needs_iterator = False
         self._epoch = self._step = 0
         self._hooks = {id(one): overridden_hooks(one) for one in self._list.callbacks}
-        for callback in self._list.callbacks:
-            if isinstance(callback, RankComparison):
-                callback.stop_comparing_samples()
+        self._stop_on_signal = self._find(StopOnSignal)
         is_newcomer = self._generations.is_newcomer
         self._state.begin(is_newcomer=is_newcomer)
-        if is_newcomer:
-            self._rehearse()
-            self._join()
-        else:
-            self._generations.begin()
+        if not is_newcomer:
+            self._begin_after(broadcast_object(self._start, name="elastic.start"))
+        if self._generations.is_elastic:
+            self._prepare_for_losses()
+            if is_newcomer:
+                self._rehearse()
+                self._join()
+            else:
+                self._generations.begin()
+        elif self._state.start == 0:
+            return
         self.model.train_function = self._train
-        for hook in (*_HOOKS, *_HOOKS_OF_VALIDATION):
-            setattr(self._list, hook, _Hook(self, hook, getattr(self._list, hook)))
+        self._evaluate_alone = self.model.evaluate
+        # Keras would track the attribute.
+        object.__setattr__(self.model, "evaluate", self._evaluate)
+        for hook in _HOOKS:
+            setattr(self._list, hook, _Hook(self, hook))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until the other ranks have come here."""
-        collectives.barrier(name="end of the elastic fit")
+        if self._generations.is_elastic:
+            collectives.barrier(name="end of the elastic fit")
+
+    def _prepare_for_losses(self) -> None:
+        """Checks the job, and prepares the other callbacks."""
+        if _program.was_used:
+            raise RuntimeError(
+                "Elastic was used in an earlier fit of this program. In a job started "
+                "with --min-np, run all epochs in one fit: a process that joins later "
+                "could not know in which fit the other ranks are."
+            )
+        _program.was_used = True
+        check_supported()
+        if (comparison := self._find(RankComparison)) is not None:
+            comparison.stop_comparing_samples()
+        if self._stop_on_signal is not None:
+            self._stop_on_signal.release(signal.SIGTERM)
+
+    def _begin_after(self, start: int) -> None:
+        """Lets `fit` begin after the steps of an earlier job, on all ranks."""
+        self._state.start = start
+        epoch, step = divmod(start, self._source.steps)
+        if step % self.model.steps_per_execution:
+            raise ValueError(
+                "Expected a start that is a multiple of steps_per_execution="
+                f"{self.model.steps_per_execution} in its epoch, got {start}, which is "
+                f"step {step} of epoch {epoch}."
+            )
+        if start:
+            self.model._initial_epoch = min(epoch, int(self.params["epochs"]))
+            self._starts_at = place_of_hook("on_train_batch_begin", epoch, step, 0)
 
     def _finish(self) -> None:
         """Undoes the changes to the model and the list."""
@@ -126,8 +164,11 @@ class ElasticFit(keras.callbacks.Callback):
         restore_train_function(self.model)
         if self.model.train_function == self._train:  # else it was removed
             self.model.train_function = self._function
-        for hook in (*_HOOKS, *_HOOKS_OF_VALIDATION):
+        object.__delattr__(self.model, "evaluate")
+        for hook in _HOOKS:
             delattr(self._list, hook)
+        self.model._initial_epoch = 0
+        self._generations.raise_late_signal()
 
     def _rehearse(self) -> None:
         """Runs one step alone, so that nobody waits while it is traced."""
@@ -145,9 +186,6 @@ class ElasticFit(keras.callbacks.Callback):
         self._resumes_at = self._received.place
         epochs = int(self.params["epochs"])
         self.model._initial_epoch = min(self._resumes_at.epoch, epochs)
-        if self._received.is_validated:
-            # The other ranks have validated this epoch. (Keras would track it.)
-            object.__setattr__(self.model, "_should_eval", lambda *_, **__: False)
 
     # ---- steps ----
 
@@ -156,6 +194,9 @@ class ElasticFit(keras.callbacks.Callback):
         place = place_of_step(self._epoch, self._step)
         if self._skips(place):
             return self._logs  # those of the rehearsal have the same names
+        if not self._generations.is_elastic:
+            return self._function(self._batches(place, iterator))
+        self._let_ranks_change(place)
         state = self._state
         state.save()
         before = state.completed
@@ -173,8 +214,7 @@ class ElasticFit(keras.callbacks.Callback):
                     state.take_step(received, place)
                     logs = self.model.get_metrics_result()
                     break
-        if not self._is_last_step():
-            self._let_newcomers_join(place)
+        self._steps_done = self._count_to(place) + 1
         return logs
 
     def _batches(self, place: Place, iterator: Any) -> Any:
@@ -185,14 +225,57 @@ class ElasticFit(keras.callbacks.Callback):
             self._needs_iterator = False
         return self._iterator or iterator
 
-    def _is_last_step(self) -> bool:
-        return self._step + self.model.steps_per_execution >= self._source.steps
-
-    def _let_newcomers_join(self, place: Place) -> None:
-        self._generations.end_for_newcomers()
-        if self._generations.has_ended():
+    def _let_ranks_change(self, place: Place) -> None:
+        """Enters the next generation before a step if ranks join or leave."""
+        self._steps_done = self._count_to(place)
+        if self._generations.ends_after_commit():
             self._state.save()
-            self._recover(place._replace(callback=1))
+            self._recover(place)
+
+    def _count_to(self, place: Place) -> int:
+        """Returns the number of calls of the train function before a step."""
+        per_call = self.model.steps_per_execution
+        calls = -(-self._source.steps // per_call)
+        return place.epoch * calls + place.step // per_call
+
+    def _progress(self) -> tuple[int, int]:
+        """Returns the number of steps done, and the one after which `fit` ends."""
+        if self.model.stop_training:
+            return self._steps_done, self._steps_done
+        end = place_of_step(int(self.params["epochs"]), 0)
+        return self._steps_done, self._count_to(end)
+
+    # ---- validation ----
+
+    def _evaluate(self, *arguments: Any, **options: Any) -> Any:
+        """Runs a validation, as the method `evaluate` of the model."""
+        if not options.get("_use_cached_eval_dataset"):  # not by `fit`
+            return self._evaluate_alone(*arguments, **options)
+        place = place_of_validation(self._epoch)
+        if self._skips(place):
+            return {}
+        if not self._generations.is_elastic:
+            return self._evaluate_alone(*arguments, **options)
+        state = self._state
+        state.save()
+        before = state.completed
+        while True:
+            is_complete = False
+            try:
+                logs = self._evaluate_alone(*arguments, **options)
+                is_complete = True
+                state.validation.exchange(runtime.generation())
+                state.completed = before + 1
+                return logs
+            except Exception as error:
+                if not self._is_loss(error):
+                    raise
+                values = state.read()
+                self._recover(place)
+                if is_complete and state.completed > before:
+                    # Only the exchange has failed here: the others have gone on.
+                    state.assign(values)
+                    return logs
 
     # ---- hooks ----
 
@@ -201,8 +284,8 @@ class ElasticFit(keras.callbacks.Callback):
         if hook == "on_epoch_begin":
             self._epoch = arguments[0]
             self._iterator, self._needs_iterator = None, False
-            if self._resumes_at is None:
-                self._state.metrics.reset(runtime.generation())
+            if self._resumes_at is None and self._generations.is_elastic:
+                self._state.reset_metrics()
         elif hook == "on_train_batch_begin":
             self._step = arguments[0]
         logs = {} if logs is None else pythonify_logs(logs)
@@ -214,6 +297,9 @@ class ElasticFit(keras.callbacks.Callback):
                 continue
             place = place_of_hook(hook, self._epoch, self._step, number)
             if self._skips(place, logs):
+                continue
+            if not self._generations.is_elastic:
+                getattr(callback, hook)(*arguments, logs)
                 continue
             self._call(place, hook, callback, arguments, logs)
         if hook == "on_train_end":
@@ -262,13 +348,16 @@ class ElasticFit(keras.callbacks.Callback):
 
     # ---- skipping to the place of the other ranks ----
 
-    @property
-    def is_skipping(self) -> bool:
-        """Whether a newcomer has not reached the place of the other ranks."""
-        return self._resumes_at is not None
-
     def _skips(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
-        """Returns whether a newcomer leaves out a place, which is before its start."""
+        """Returns whether this rank leaves out a place.
+
+        A newcomer leaves out what the other ranks have done. All ranks leave out the
+        steps that an earlier job has done.
+        """
+        if self._starts_at is not None and place.is_of_step:
+            if place < self._starts_at:
+                return True
+            self._starts_at, self._needs_iterator = None, True
         if self._resumes_at is None:
             return False
         if place < self._resumes_at:
@@ -278,8 +367,8 @@ class ElasticFit(keras.callbacks.Callback):
         if received is not None:
             self._state.take_all(received, place)
             self._needs_iterator = True
-            if "_should_eval" in vars(self.model):
-                object.__delattr__(self.model, "_should_eval")
+            if not place.is_of_step:
+                self._begin_after(received.start)
             if logs is not None and received.logs:
                 _replace(logs, received.logs)
         return False
@@ -302,7 +391,18 @@ class ElasticFit(keras.callbacks.Callback):
         self._state.restore()
         self._enter_next_generation()
         received, self._received = self._received, None
+        if self._generations.is_last:
+            self._save_and_end(place, received)
         return received
+
+    def _save_and_end(self, place: Place, received: Received | None) -> NoReturn:
+        """Saves the state of a preempted job, if there is a StopOnSignal, and exits."""
+        if received is not None:
+            self._state.take_all(received, place)
+            place = received.place
+        if self._stop_on_signal is not None:
+            self._stop_on_signal.save_now(place.step - 1 if place.step else None)
+        self._generations.exit_preempted()
 
     def _enter_next_generation(self) -> None:
         lines = [
@@ -324,6 +424,10 @@ class ElasticFit(keras.callbacks.Callback):
             self._received = received
         self._size.assign(runtime.size())
 
+    def _find(self, kind: type[_Callback]) -> _Callback | None:
+        """Returns the first callback of a class."""
+        return next((c for c in self._list.callbacks if isinstance(c, kind)), None)
+
     def _shared_callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the callbacks that are the same on all ranks."""
         excluded = (keras.callbacks.ProgbarLogger, ElasticFit)
@@ -334,24 +438,19 @@ class _Hook:
     """Replaces a method of a callback list that calls a hook of its callbacks.
 
     Args:
-        owner: calls the hooks of training.
+        owner: calls the hooks.
         hook: name of the method.
-        method: the method, which is used for the hooks of validation.
     """
 
-    def __init__(self, owner: ElasticFit, hook: str, method: Any) -> None:
+    def __init__(self, owner: ElasticFit, hook: str) -> None:
         self._owner = owner
         self._hook = hook
-        self._method = method
 
     def __call__(self, *arguments: Any, logs: Any = None) -> None:
         """Calls the hook, with the arguments of `keras.callbacks.CallbackList`."""
-        count = 0 if self._hook.endswith(("train_end", "test_begin", "test_end")) else 1
+        count = 0 if self._hook == "on_train_end" else 1
         given = arguments[count] if len(arguments) > count else logs
-        if self._hook in _HOOKS:
-            self._owner.call_hook(self._hook, arguments[:count], given)
-        elif not self._owner.is_skipping:
-            self._method(*arguments[:count], given)
+        self._owner.call_hook(self._hook, arguments[:count], given)
 
 
 def _replace(logs: dict[str, Any], others: dict[str, Any]) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-EPOCH_BEGIN, STEPS, EPOCH_END = range(3)  # parts of an epoch
+EPOCH_BEGIN, STEPS, VALIDATION, EPOCH_END = range(4)  # parts of an epoch
 BEFORE, STEP, AFTER = range(3)  # moments of a step
 _END_OF_FIT = 1 << 40  # larger than any epoch
 
 
 class Place(NamedTuple):
-    """A step, or one callback's call of a hook. Later places are larger.
+    """A step, a validation, or one callback's call of a hook. Later ones are larger.
 
     Attributes:
         epoch: counted from 0; very large at the end of `fit`.
         part: part of the epoch.
         step: number of the first batch of the step; 0 outside of the steps.
         moment: moment of the step; 0 outside of the steps.
-        callback: position of the callback in the list. For a step: 0, and 1 when it is
-            complete.
+        callback: position of the callback in the list; 0 if it is no hook.
     """
 
     epoch: int
@@ -47,6 +46,17 @@ def place_of_step(epoch: int, step: int) -> Place:
         True
     """
     return Place(epoch, STEPS, step, STEP, 0)
+
+
+def place_of_validation(epoch: int) -> Place:
+    """Returns the place of the validation of an epoch.
+
+    Example:
+        >>> from tfdist.callbacks._fit_place import place_of_step, place_of_validation
+        >>> place_of_step(1, 4) < place_of_validation(1) < place_of_step(2, 0)
+        True
+    """
+    return Place(epoch, VALIDATION, 0, 0, 0)
 
 
 def place_of_hook(hook: str, epoch: int, step: int, callback: int) -> Place:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import collectives
@@ -15,6 +16,7 @@ from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._metric_table import MetricTable
 from tfdist.callbacks.metric_average import MetricAverage
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
+from tfdist.callbacks.stop_on_signal import StopOnSignal
 from tfdist.collectives.objects import broadcast_object, gather_from_all
 from tfdist.collectives.per_rank_variables import note_broadcast
 from tfdist.collectives.signature import describe_variable
@@ -46,7 +48,7 @@ class Received:
         callbacks: the plain state of each callback.
         logs: the logs of the hook at this place.
         stop: whether training is to stop.
-        is_validated: whether the epoch has been validated.
+        start: number of steps that an earlier job has done.
     """
 
     place: Place
@@ -54,7 +56,7 @@ class Received:
     callbacks: list[dict[str, Any]]
     logs: dict[str, Any]
     stop: bool
-    is_validated: bool
+    start: int
 
 
 class FitState:
@@ -66,9 +68,11 @@ class FitState:
 
     Attributes:
         variables: weights, variables of the optimizers and seeds.
-        metrics: the metrics of all ranks.
-        completed: number of completed steps and hooks with collective operations;
-            `NEWCOMER_COMMITS` in a newcomer.
+        metrics: the metrics of the steps of the epoch, of all ranks.
+        validation: the metrics of the validation of the epoch, of all ranks.
+        completed: number of completed steps, validations, and hooks with collective
+            operations; `NEWCOMER_COMMITS` in a newcomer.
+        start: number of steps that an earlier job has done.
     """
 
     def __init__(
@@ -77,12 +81,19 @@ class FitState:
         self._model = model
         # All ranks have a copy of the state of a callback that runs on rank 0.
         inner = [one.callback for one in callbacks if isinstance(one, RankZeroOnly)]
-        self._callbacks = [*callbacks, *inner]
+        unlisted = [
+            one.checkpoint
+            for one in callbacks
+            if isinstance(one, StopOnSignal) and one.checkpoint not in callbacks
+        ]
+        self._callbacks = [*callbacks, *inner, *unlisted]
         own = variables_of_steps(model)
         self._seeds = SeedsByRank(own)
         self.variables = [*own, *self._seeds.variables]
-        self.metrics = MetricTable(model)
-        self.completed = 0
+        self.metrics = MetricTable(model, "elastic.metrics")
+        self.validation = MetricTable(model, "elastic.validation")
+        self._tables = (self.metrics, self.validation)
+        self.completed = self.start = 0
         self._ranks: dict[int, int] = {}  # generation → rank of this process in it
 
     def begin(self, *, is_newcomer: bool) -> None:
@@ -137,7 +148,7 @@ class FitState:
         reports = gather_from_all(
             {
                 "ranks": sorted(self._ranks.items()),
-                "metrics": self.metrics.generation,
+                "metrics": [table.generation for table in self._tables],
                 "completed": self.completed,
             },
             "Elastic",
@@ -146,21 +157,25 @@ class FitState:
         received = None
         if not newest.is_everywhere:
             received = self._broadcast(newest.root, place, logs)
-        generation, holder = max(
-            (one["metrics"], -rank)
-            for rank, one in enumerate(reports)
-            if one["completed"] == newest.committed
-        )
-        rows = broadcast_object(
-            self.metrics.plain_rows(),
-            -holder,
-            name="elastic.metrics",
-            max_bytes=_MAX_STATE_BYTES,
-        )
+        rows: list[tuple[int, np.ndarray | None]] = []  # with their generation
+        for number, table in enumerate(self._tables):
+            generation, holder = max(
+                (one["metrics"][number], -rank)
+                for rank, one in enumerate(reports)
+                if one["completed"] == newest.committed
+            )
+            found = broadcast_object(
+                table.plain_rows(),
+                -holder,
+                name="elastic.metrics",
+                max_bytes=_MAX_STATE_BYTES,
+            )
+            rows.append((generation, found))
         # From here on, nothing depends on other ranks: all or nothing is taken.
         ranks = [dict(map(tuple, one["ranks"])) for one in reports]
-        earlier = [one.get(generation, -1) for one in ranks]
-        self.metrics.regroup(rows, earlier, runtime.generation())
+        for table, (generation, found) in zip(self._tables, rows, strict=True):
+            earlier = [one.get(generation, -1) for one in ranks]
+            table.regroup(found, earlier, runtime.generation())
         self._ranks[runtime.generation()] = runtime.rank()
         is_behind = self.completed != newest.committed
         self.completed = newest.committed
@@ -170,6 +185,11 @@ class FitState:
         self._set_metrics(place)
         self._snapshot.save()
         return None
+
+    def reset_metrics(self) -> None:
+        """Notes that an epoch has begun, and the metrics of all ranks were reset."""
+        for table in self._tables:
+            table.reset(runtime.generation())
 
     def take_step(self, received: Received, place: Place) -> None:
         """Takes the variables and the metrics of a rank, at a place of this rank."""
@@ -182,9 +202,6 @@ class FitState:
         for callback, state in zip(self._callbacks, received.callbacks, strict=True):
             vars(callback).update(state)
         self.take_step(received, place)
-        if received.is_validated:
-            for callback in self._averages():
-                callback.set_validation_metrics(self.metrics.empty_snapshot())
 
     def _broadcast(self, root: int, place: Place, logs: dict[str, Any]) -> Received:
         """Returns the state of rank `root`, on all ranks."""
@@ -195,7 +212,7 @@ class FitState:
                 "callbacks": [plain_state(vars(one)) for one in self._callbacks],
                 "logs": plain_state(logs),
                 "stop": bool(self._model.stop_training),
-                "is_validated": any(one.is_validated for one in self._averages()),
+                "start": self.start,
             }
         sent = broadcast_object(
             own, root, name="elastic.callbacks", max_bytes=_MAX_STATE_BYTES
@@ -207,13 +224,15 @@ class FitState:
         return Received(**{**sent, "place": Place(*sent["place"])}, values=values)
 
     def _set_metrics(self, place: Place) -> None:
-        """Sets the metrics of this rank to those of the table."""
+        """Sets the metrics of this rank to those of the tables."""
         rank = runtime.rank()
-        if place.part != EPOCH_END:
-            self.metrics.assign(rank)
+        is_validated = self.validation.rows is not None
+        (self.validation if is_validated else self.metrics).assign(rank)
         for callback in self._averages():
             if place.part == EPOCH_END or callback.has_training_metrics:
                 callback.set_training_metrics(self.metrics.snapshot(rank))
+            if is_validated:
+                callback.set_validation_metrics(self.validation.snapshot(rank))
 
     def _averages(self) -> list[MetricAverage]:
         return [one for one in self._callbacks if isinstance(one, MetricAverage)]

@@ -54,21 +54,22 @@ def rows_of_next_ranks(
 
 
 class MetricTable:
-    """The states of a model's metrics on all ranks, after the last committed step.
+    """The states of a model's metrics on all ranks: of the steps, or of a validation.
 
     Args:
         model: the model in `fit`, whose metrics are built.
+        name: name of the exchange.
 
     Attributes:
-        rows: of shape [number of ranks, number of states]; None if no step has ended
-            since the metrics were reset.
+        rows: of shape [number of ranks, number of states]; None if they were not
+            exchanged since the metrics were reset.
         generation: the generation of the ranks of `rows`.
 
     Raises:
         ValueError: a metric does not define how its states are combined.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, name: str) -> None:
         self._model = model
         states = states_of(model)
         self._variables = [state.variable for state in states]
@@ -86,14 +87,12 @@ class MetricTable:
                 tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float64), [-1])
                 for v in self._variables
             ]
-            return collectives.allgather(
-                tf.concat(own, 0)[tf.newaxis], name="elastic.metrics"
-            )
+            return collectives.allgather(tf.concat(own, 0)[tf.newaxis], name=name)
 
         self._exchange = exchange
 
     def exchange(self, generation: int) -> None:
-        """Exchanges the states of all ranks; all ranks call it after a step."""
+        """Exchanges the states of all ranks; all ranks call it."""
         self.rows = self._exchange()
         self.generation = generation
 

@@ -11,16 +11,14 @@ import tensorflow as tf
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._callback_list import callback_list_of_the_call, variables_of_fit
 from tfdist.callbacks._elastic_fit import ElasticFit
-from tfdist.callbacks._fit_state import variables_of_steps
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
 from tfdist.callbacks.uneven_data import UnevenData
 from tfdist.collectives import ReduceOp
-from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
 from tfdist.core.rendezvous import renewal
+from tfdist.data._epoch_order import check_int
 from tfdist.data._global_batches import source_of
-from tfdist.elastic.seeds import SeedsByRank
 from tfdist.training.model_building import build_metrics, unbuilt_layers
 from tfdist.training.model_optimizers import optimizers_of
 
@@ -39,17 +37,31 @@ class Elastic(RankCallback):
     same samples for any number of ranks. If the ranks cannot divide a batch equally,
     the gradients are weighted by the number of samples.
 
+    A rank that gets SIGTERM leaves after a step, and the others go on. If tfdistrun
+    gets it, or too few ranks would be left, all ranks end after the same step with code
+    143, and a `StopOnSignal` in the list saves its checkpoint there. In an elastic job,
+    `StopOnSignal` itself handles only its other signals.
+
     At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
     not needed, but allowed. What belongs to a process is not sent: open files, texts,
     and objects in attributes of callbacks. A callback in `RankZeroOnly` continues on
     the new rank 0 with its state at the end of the last epoch. A hook of a callback
     that uses collective operations may be called again if a rank is lost meanwhile.
 
+    Args:
+        start: number of steps that an earlier job has done, e.g. the result of
+            `tfdist.restore`; default 0. `fit` begins with the next step, also in the
+            middle of an epoch, whose metrics then cover the remaining steps. The value
+            of rank 0 counts. Works in every job.
+
     Raises:
-        ValueError: at the start of `fit`: the data do not come from
-            `tfdist.data.global_batches`; the model or an optimizer is not built; `fit`
-            has `steps_per_epoch` or `class_weight`; or a loss is a sum over samples
-            while gradients are averaged.
+        TypeError: `start` is not an integer.
+        ValueError: `start` is negative; at the start of `fit`: the data do not come
+            from `tfdist.data.global_batches`; the model or an optimizer is not built;
+            `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch` with
+            `start`; `start` is between two steps of one execution
+            (`steps_per_execution`); or a loss is a sum over samples while gradients
+            are averaged.
         NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
             accumulates gradients or has local variables, or there is an `UnevenData`.
         RuntimeError: in an elastic job, at the second `fit` with this callback; or
@@ -70,8 +82,9 @@ class Elastic(RankCallback):
         ...     tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, start: int = 0) -> None:
         super().__init__()
+        self.start = check_int("start", start, 0)
         self._weights_seen: list[bool] | None = None
         self._size: tf.Variable | None = None
         self._source: Any = None
@@ -79,7 +92,7 @@ class Elastic(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and starts to watch the steps."""
         super().on_train_begin(logs)
-        self._source = _source_of_fit(self.model)
+        self._source = _source_of_fit(self.model, self.start)
         _check_model(self.model)
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
@@ -92,12 +105,7 @@ class Elastic(RankCallback):
             self.model.make_train_function(force=True)
         build_metrics(self.model, self._source.dataset.element_spec)
         running = callback_list_of_the_call()
-        if is_elastic:
-            ElasticFit(running, self._source, self._size)
-        else:
-            variables = variables_of_steps(self.model)
-            broadcast_variables(variables)
-            SeedsByRank(variables).set_for_rank()
+        ElasticFit(running, self._source, self._size, self.start)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the epoch of the data."""
@@ -134,7 +142,7 @@ class Elastic(RankCallback):
         return own / self._source.global_batch
 
 
-def _source_of_fit(model: keras.Model) -> Any:
+def _source_of_fit(model: keras.Model, start: int) -> Any:
     found = variables_of_fit(model) or {}
     source = source_of(found.get("x"))
     if source is None:
@@ -155,6 +163,11 @@ def _source_of_fit(model: keras.Model) -> Any:
                 "class_weight": "Pass the weights of the samples as third component.",
             }[name]
             raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
+    if start and found.get("initial_epoch"):
+        raise ValueError(
+            f"Expected fit without initial_epoch, because Elastic has start={start}, "
+            f"got initial_epoch={found['initial_epoch']!r}."
+        )
     return source
 
 

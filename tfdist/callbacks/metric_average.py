@@ -170,11 +170,6 @@ class MetricAverage(RankCallback):
         """Replaces the metrics of the steps of this epoch, as counted by this rank."""
         self._training = metrics
 
-    @property
-    def is_validated(self) -> bool:
-        """Returns whether the metrics of the validation of this epoch were saved."""
-        return self._validation is not None
-
     def set_validation_metrics(self, metrics: Snapshot) -> None:
         """Replaces the metrics of the validation, as counted by this rank."""
         self._validation = metrics

@@ -212,6 +212,28 @@ class StopOnSignal(RankCallback):
         if self._received:
             signal.raise_signal(self._received)
 
+    def save_now(self, batch: int | None) -> None:
+        """Saves the checkpoint, and waits until it is on disk; all ranks call it.
+
+        Args:
+            batch: the step in the epoch, from 0; None at the end of an epoch.
+        """
+        self.checkpoint.save_now(LastLogs(self._logs), batch)
+        self.checkpoint.wait_until_finished()
+
+    def release(self, number: int) -> None:
+        """Restores the default action of a signal, so that others can handle it.
+
+        Does nothing if the program has a handler of its own for the signal, or if a
+        signal has come already.
+
+        Args:
+            number: number of the signal.
+        """
+        is_default = self._before.get(number) is signal.SIG_DFL
+        if is_default and signal.getsignal(number) == self._note and not self._received:
+            signal.signal(number, signal.SIG_DFL)
+
     def _end_before_first_step(self, batch: int) -> None:
         received = self._asked("StopOnSignal before the first step")
         if received and self._can_all_save(not unbuilt_layers(self.model)):
@@ -232,8 +254,7 @@ class StopOnSignal(RankCallback):
                 where,
                 self._epoch + 1,
             )
-        self.checkpoint.save_now(LastLogs(self._logs), batch)
-        self.checkpoint.wait_until_finished()
+        self.save_now(batch)
         self._training = False
         self._give_back()
         raise SystemExit(128 + received)

@@ -1,0 +1,128 @@
+"""SIGTERM to ranks of an elastic `fit`, and to tfdistrun: no step is lost."""
+
+import itertools
+import json
+import signal
+import sys
+
+import pytest
+from faults.test_elastic_fit import sizes, train
+from helpers.deadline import deadline
+from helpers.elastic_fit_program import STEPS, check_uses, steps_of
+from helpers.launcher import finish, run, start, until
+
+pytestmark = pytest.mark.faults
+
+EPOCHS = 120
+
+SAVES = {"checkpoint": True}
+
+
+def command(folder, **options):
+    program = ["-m", "helpers.elastic_fit_program", str(folder), str(EPOCHS)]
+    return [sys.executable, *program, json.dumps(SAVES | options)]
+
+
+def has_trained(folder, steps):
+    file = folder / "commits"
+    return file.exists() and len(file.read_text().splitlines()) >= steps
+
+
+def saved_step(folder):
+    return max(int(file.stem) for file in folder.glob("saved/*.keras"))
+
+
+def last_steps(folder):
+    """The number of steps after which each member has ended."""
+    last = {member: rows[-1] for member, rows in steps_of(folder).items()}
+    return {m: row["epoch"] * STEPS + row["step"] + 1 for m, row in last.items()}
+
+
+def continue_job(folder, done, *options):
+    """Starts a preempted job again, with any number of ranks, and checks its result."""
+    (folder / "commits").unlink()
+    again = run(folder, *options, *command(folder), timeout_s=120.0)
+    assert again.code == 0, again.stdout + again.stderr
+    first = steps_of(folder)[0][0]
+    assert first["epoch"] * STEPS + first["step"] == done
+    check_uses(folder, EPOCHS)
+
+
+@deadline(150)
+def test_a_rank_that_gets_sigterm_leaves_and_no_step_is_repeated(tmp_path):
+    (tmp_path / "term-0-3-2-after").touch()
+    options = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
+    steps, history = train(tmp_path, *options, epochs=EPOCHS, compiled=dict(SAVES))
+    assert sizes(steps[1]) == [2, 1]
+    last = steps[0][-1]  # the first step that all ranks could finish
+    assert last["epoch"] < 10 and steps[1][len(steps[0])]["size"] == 1
+    assert sorted(file.stem for file in tmp_path.glob("saved/*.keras")) == [
+        *(f"{EPOCHS * STEPS - 50:07d}", f"{EPOCHS * STEPS:07d}")
+    ]
+    best = list(itertools.accumulate(history["mae"], min))
+    improved = [best.index(value) + 1 for value in dict.fromkeys(best)]
+    saved = {file.stem for file in tmp_path.glob("best-*.keras")}
+    assert saved == {f"best-{epoch * STEPS}" for epoch in improved}
+
+
+@deadline(200)
+def test_a_preempted_job_continues_at_the_same_step_with_other_ranks(tmp_path):
+    process = start(tmp_path, "-np", "2", "--min-np", "1", *command(tmp_path))
+    until(lambda: has_trained(tmp_path, 53), 60.0)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 30.0)
+    assert done.code == 143, done.stderr
+    assert "the job is preempted" in done.report[0]
+    assert set(last_steps(tmp_path).values()) == {saved_step(tmp_path)}
+    assert not (tmp_path / "result.npz").exists()
+    continue_job(tmp_path, saved_step(tmp_path), "-np", "1")
+
+
+@pytest.mark.slow
+@deadline(300)
+@pytest.mark.parametrize("place", ["3-2-before", "3-4-after", "3-4-end"])
+def test_too_few_ranks_would_be_left(tmp_path, place):
+    """Before and after a step, and between the last step of an epoch and the next."""
+    (tmp_path / f"term-1-{place}").touch()
+    options = ("-np", "2", "--min-np", "2", "--max-restarts", "0")
+    done = run(tmp_path, *options, *command(tmp_path), timeout_s=120.0)
+    assert done.code == 143, done.stderr
+    assert set(last_steps(tmp_path).values()) == {saved_step(tmp_path)}
+    continue_job(tmp_path, saved_step(tmp_path), *("-np", "3", "--min-np", "1"))
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_rank_is_lost_and_then_the_job_is_preempted(tmp_path):
+    (tmp_path / "kill-0-3-2-before").touch()
+    (tmp_path / "slow").touch()
+    process = start(tmp_path, "-np", "3", "--min-np", "1", *command(tmp_path))
+    until(lambda: has_trained(tmp_path, 300), 90.0)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 30.0)
+    assert done.code == 143, done.stderr
+    (tmp_path / "kill-1-80-2-before").touch()  # and again in the job that continues
+    continue_job(tmp_path, saved_step(tmp_path), "-np", "2", "--min-np", "1")
+
+
+@pytest.mark.slow
+@deadline(300)
+@pytest.mark.parametrize("place", [f"{EPOCHS - 1}-4-before", f"{EPOCHS - 1}-4-fit"])
+def test_sigterm_in_the_last_epoch(tmp_path, place):
+    (tmp_path / f"term-1-{place}").touch()
+    options = ("-np", "2", "--min-np", "1")
+    done = run(tmp_path, *options, *command(tmp_path), timeout_s=150.0)
+    assert done.code in (0, 143), done.stderr
+    check_uses(tmp_path, EPOCHS)
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_an_interrupt_still_saves_on_all_ranks(tmp_path):
+    """StopOnSignal keeps its other signals."""
+    process = start(tmp_path, "-np", "2", "--min-np", "1", *command(tmp_path))
+    until(lambda: has_trained(tmp_path, 53), 60.0)
+    process.send_signal(signal.SIGINT)
+    done = finish(process, 30.0)
+    assert done.code == 130, done.stderr
+    continue_job(tmp_path, saved_step(tmp_path), "-np", "2")
