@@ -118,11 +118,12 @@ def test_sigterm_in_the_last_epoch(tmp_path, place):
 
 @pytest.mark.slow
 @deadline(300)
-def test_an_interrupt_still_saves_on_all_ranks(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_on_other_signals_all_ranks_save_and_end(tmp_path, number):
     """StopOnSignal keeps its other signals."""
     process = start(tmp_path, "-np", "2", "--min-np", "1", *command(tmp_path))
     until(lambda: has_trained(tmp_path, 53), 60.0)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     done = finish(process, 30.0)
-    assert done.code == 130, done.stderr
+    assert done.code == 128 + number, done.stderr
     continue_job(tmp_path, saved_step(tmp_path), "-np", "2")

@@ -164,3 +164,27 @@ def test_a_program_that_cannot_finish_its_step_is_killed_after_the_grace(tmp_pat
     done = finish(process, 30.0)
     assert done.code == 143 and done.seconds < 15.0
     assert "not ended within 2 s of the signal" in done.stderr
+
+
+_ENDS_ON_SIGNAL = """
+import os, signal, sys, time
+is_spare = int(os.environ["TFDIST_MEMBER"]) >= 2
+number = signal.Signals[sys.argv[1]]
+signal.signal(number, signal.SIG_IGN if is_spare else lambda *_: sys.exit(128 + number))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@deadline(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_program_that_ends_on_another_signal_ends_the_job(tmp_path, number):
+    program = [sys.executable, "-c", _ENDS_ON_SIGNAL, number.name]
+    options = ("-np", "2", "--min-np", "1", "--spares", "1")
+    process = start(tmp_path, *options, *program)
+    for _ in range(3):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(number)
+    done = finish(process, 20.0)
+    assert done.code == 128 + number, done.stderr
+    assert "replacement" not in done.stderr and "was lost" not in done.stderr

@@ -132,6 +132,10 @@ class ElasticJob:
         """Whether the job has ended early, and its ranks have saved their state."""
         return self._membership.preempted
 
+    def has_rank(self, member: int) -> bool:
+        """Returns whether a member belongs to the newest generation."""
+        return member in self._membership.ranks
+
     def has_left(self, member: int) -> bool:
         """Returns whether a member has left in order, after SIGTERM."""
         return member in self._membership.left

@@ -107,6 +107,7 @@ class Supervisor:
         self._loop.guard_with(guard)
         self._grace_s = grace_s
         self._signal_grace_s = signal_grace_s
+        self._passed_on: set[int] = set()  # signals
         self._told = told
         self._sinks: list[Sink] = list({stdout.sink, stderr.sink})
         self._stderr = stderr
@@ -273,11 +274,26 @@ class Supervisor:
         )
         if self._elastic is None or not self._elastic.has_left(rank):
             self._ends.append((end, output))
+        number = code - 128
+        if self._elastic is not None and number in self._passed_on:
+            # The program has taken the signal as a wish to end.
+            self._passed_on.clear()
+            if self._phase is _Phase.RUNNING:
+                self._outcome.signal = number
+                self._enter(_Phase.SIGNALLED, self._signal_grace_s)
         if self._elastic is not None and self._is_elastic_now():
             how = describe_code(code)
             self._elastic.ended(rank, how, failed=code != 0)
+        elif self._elastic is not None and self._phase is _Phase.SIGNALLED:
+            self._kill_newcomers(self._elastic)
         elif self._phase is _Phase.RUNNING and end.code != 0:
             self._enter(_Phase.GRACE, self._grace_s)
+
+    def _kill_newcomers(self, elastic: ElasticJob) -> None:
+        """Kills processes that have not joined, when all ranks have ended."""
+        if not any(elastic.has_rank(member) for member in self._running):
+            for member in self.running:
+                self.kill(member)
 
     def _is_elastic_now(self) -> bool:
         """Returns whether the ranks of an elastic job get answers to their requests."""
@@ -336,6 +352,7 @@ class Supervisor:
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in PASSED_ON:
+                self._passed_on.add(number)
                 self._loop.pass_on(number)
                 self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
