@@ -565,7 +565,7 @@ def test_the_job_stops_when_failures_repeat_without_a_new_step():
     actions = job.lose(4)  # now all that live have asked
     [stop] = of(Stop, actions)
     assert not of(Start, actions)
-    assert "again and again after commit 7, without" in stop.reason
+    assert "again and again after commit 7, and no" in stop.reason
     assert "the same failure seems to repeat" in stop.reason
     assert not places(actions)
 

@@ -96,7 +96,8 @@ class Checkpoint(RankCallback):
         ValueError: an argument is out of range; after the first step, on all ranks, if
             `mode` is "auto" and the direction is unknown; or at the first save if
             `monitor` is not in the logs.
-        RuntimeError: the weights are torn; the message names the last good step.
+        RuntimeError: an aborted step has changed only some of the weights; the message
+            names the last good step.
         OSError: on rank 0, without `background`: the file could not be written.
         tfdist.RankFailedError: on the other ranks, if rank 0 raised an error.
 

@@ -43,10 +43,10 @@ class Elastic(RankCallback):
     `StopOnSignal` itself handles only its other signals.
 
     At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
-    not needed, but allowed. What belongs to a process is not sent: open files, texts,
-    and objects in attributes of callbacks. A callback in `RankZeroOnly` continues on
-    the new rank 0 with its state at the end of the last epoch. A hook of a callback
-    that uses collective operations may be called again if a rank is lost meanwhile.
+    not needed, but allowed. Of the attributes of callbacks, strings and other objects
+    than numbers, arrays, lists and dicts are not sent. A callback in `RankZeroOnly`
+    continues on the new rank 0 with its state at the end of the last epoch. A hook that
+    uses collective operations may run twice if a rank is lost while it runs.
 
     Args:
         start: number of steps that an earlier job has done, e.g. the result of

@@ -43,10 +43,12 @@ class StopOnSignal(RankCallback):
     set `TFDIST_SIGNAL_GRACE_S` to include it in the message). If only one rank receives
     the signal during a validation, it waits for the validation of the others.
 
-    A rank whose data have ended (`UnevenData`) cannot save with the others. In this
-    case, a signal ends the training of the epoch on all ranks, and then ends the job
-    before the validation. If the model has validation data, all ranks need some. A
-    second signal has the same effect as without this callback.
+    If a rank has run out of data (`UnevenData`), all ranks first end the epoch, and
+    then save and exit before the validation. Pass validation data to all ranks or to
+    none. A second signal has the same effect as without this callback.
+
+    In an elastic job with `Elastic`, SIGTERM to a rank lets this rank leave, and the
+    others go on. The checkpoint is saved if the whole job gets SIGTERM.
 
     The cost is one reduction of a single number before the first step, after each step,
     before and after each validation, and after each epoch.
@@ -57,16 +59,16 @@ class StopOnSignal(RankCallback):
             as `{val_loss}`, is "none" in the file name.
         signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (sent by Slurm with
             `--signal=USR1@60`). They are handled only during `fit`, even if `fit` ends
-            with an error. A custom loop has to call `on_train_end`. If it raises an
-            error before, they are handled until `tfdist.shutdown()`.
+            with an error. A custom loop has to call `on_train_end`. If the loop raises
+            an error first, they are handled until `tfdist.shutdown()`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
         ValueError: `checkpoint` has `save_best_only=True`; `signals` is empty or has a
             signal that a program cannot handle; or `fit` does not run in the main
             thread, the only one that can handle signals.
-        SystemExit: on all ranks, after the checkpoint is saved. If it could not be
-            saved in the background, a warning has said so.
+        SystemExit: on all ranks, after the checkpoint is saved; also if a save in the
+            background has failed, which a warning has said.
 
     Example:
         >>> import tfdist

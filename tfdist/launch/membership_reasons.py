@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tfdist.core.rendezvous.errors import numbers
 
-_RESUME = "Start the job again, from a checkpoint if the program reads one."
-_FIND = "Find the reason in the output of the processes that failed. "
+_RESUME = "Start the job again. It resumes only if the program restores a checkpoint."
+_FIND = "The output of the processes that failed shows the cause. "
 
 
 def no_place(member: int, generation: int) -> str:
@@ -33,8 +33,8 @@ def other_program() -> str:
 def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
     """Describes a generation all of whose members failed."""
     return (
-        f"{numbers(list(failed_ranks))}, which are all ranks of generation "
-        f"{generation}, failed: the state of the training is lost. {_FIND}{_RESUME}"
+        f"{numbers(list(failed_ranks))}, the last ranks of generation {generation}, "
+        f"failed: the state of the training is lost. {_FIND}{_RESUME}"
     )
 
 
@@ -43,7 +43,7 @@ def failed_at_end(generation: int, failed_ranks: Sequence[int]) -> str:
     return (
         f"{numbers(list(failed_ranks))} of generation {generation} failed, and the "
         "other ranks have finished: a rank cannot be replaced after the end of the "
-        f"elastic loop. {_FIND}"
+        f"training (of fit, or of the loop). {_FIND}"
     ).rstrip()
 
 
@@ -59,8 +59,8 @@ def state_lost(generation: int) -> str:
 def no_progress(committed: int) -> str:
     """Describes failures that repeat without a newly committed step."""
     return (
-        f"ranks were lost again and again after commit {committed}, without a new "
-        f"commit: the same failure seems to repeat. {_FIND}{_RESUME}"
+        f"ranks were lost again and again after commit {committed}, and no step was "
+        f"completed in between: the same failure seems to repeat. {_FIND}{_RESUME}"
     )
 
 
