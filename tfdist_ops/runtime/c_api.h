@@ -292,7 +292,8 @@ TFDIST_EXPORT void tfdist_timeline_span(const char* name, int64_t begin_us, int6
  * "deviations" (operations that needed agreement although it was given before), "probes" (questions
  * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
  * "" without), "waited_us" (for other ranks to be ready), "waited_for_us" (the same, by the rank
- * that was last), "links" (bytes and frames sent). */
+ * that was last), "links" (bytes and frames sent), "blocked_us" (in which this rank's program could
+ * only wait for its operations: runtime/blocked_time.h). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

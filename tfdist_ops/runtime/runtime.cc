@@ -154,9 +154,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   };
   hooks.finished = [this](const Request& request, Code code) {
     still_us_.store(0, std::memory_order_relaxed);
-    if (!records_wanted.load(std::memory_order_relaxed)) return;
     // Not the turn's time, in which more than this may have been reduced.
     const int64_t done_us = NowUs();
+    blocked_.Add(request, done_us);
+    if (!records_wanted.load(std::memory_order_relaxed)) return;
     std::lock_guard<std::mutex> lock(mutex_);
     records_.Add(request, code, done_us);
   };
@@ -484,6 +485,7 @@ std::string Runtime::CountersJson() {
   if (!progress_->Push([this, promise, overlay = overlay_](Engine* engine, int64_t) {
         std::string text = engine->CountersJson();
         text.back() = ',';
+        text += " \"blocked_us\": " + std::to_string(blocked_.total_us()) + ",";
         text += " \"crowded\": " + std::string(is_crowded_ ? "true" : "false") + "}";
         if (overlay != nullptr) {
           text.back() = ',';

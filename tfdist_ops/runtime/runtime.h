@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "runtime/blocked_time.h"
 #include "runtime/completion.h"
 #include "runtime/finished_records.h"
 #include "runtime/peer_processes.h"
@@ -124,6 +125,7 @@ class Runtime {
   std::map<std::pair<uint32_t, std::string>, std::vector<uint8_t>> groups_;
   std::shared_ptr<Timeline> timeline_;  // null: none is written; outlives the engine
   std::unique_ptr<TimelineWriter> writer_;
+  BlockedTime blocked_;  // where the engine runs
   std::unique_ptr<Progress> progress_;
   CompletionThread completions_;  // last: what is queued at the end still uses progress_
 };
