@@ -8,7 +8,7 @@ import psutil
 import pytest
 from helpers.launcher import until
 
-from tfdist.core.rendezvous.store import begun_key, request_key
+from tfdist.core.rendezvous.store import SLOW, begun_key, leave_key, request_key
 from tfdist.launch.elastic import ElasticJob, Receiver
 from tfdist.launch.membership import Membership
 
@@ -111,3 +111,11 @@ def test_the_beginning_of_an_earlier_generation_means_nothing(job):
     job.stop(1)
     job.own.poll()
     assert job.processes.killed == [1]
+
+
+def test_a_slow_member_is_told_once_why_it_stays(job, capfd):
+    for member in (1, 1, 99):
+        job.receiver.put(leave_key(member), SLOW)
+        job.own.poll()
+    [line] = capfd.readouterr().err.splitlines()
+    assert "rank 1" in line and "--max-restarts 0" in line and "SIGTERM" not in line

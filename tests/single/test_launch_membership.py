@@ -17,6 +17,7 @@ from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
 from tfdist.launch.membership_state import (
     MOST_ROUNDS,
     NAMED_LIMIT_S,
+    REPLACE_EVERY_S,
     ROUND_LIMIT_S,
     START_FAILURES,
     START_LIMIT_S,
@@ -57,6 +58,12 @@ class Job:
         for member in members:
             actions += self.membership.leave(member, self.now_s)
         return actions
+
+    def replace(self, member):
+        return self.membership.replace(member, self.now_s)
+
+    def kept(self, member):
+        return self.membership.reason_to_keep(member, self.now_s)
 
     def at_step(self, committed, *members):
         generation, actions = self.membership.generation, []
@@ -758,3 +765,83 @@ def test_newcomers_join_in_the_round_in_which_a_member_leaves():
     job.leave(1)
     assert job.ready(3) == []
     assert places(job.ask(0, 1)) == {0: 0, 3: 1}
+
+
+# ---- slow members ----
+
+
+def test_a_slow_member_leaves_when_its_replacement_is_ready():
+    job = Job(2, min_size=2, max_restarts=1)
+    assert job.replace(1) == [Start(2)]
+    assert job.ready(2) == [AskStep(1)]
+    assert job.at_step(10, 0, 1) == [EndAt(1, 11)]
+    job.ask(0, committed=11)
+    assert job.ask(1, committed=11) == [
+        *(Dismiss(1), Answer(0, 2, 0, 2), Answer(2, 2, 1, 2)),
+    ]
+    assert job.lose(1) == [] and job.membership.restarts == 0
+
+
+def test_a_spare_takes_the_place_of_a_slow_member_at_once():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    job.ready(2)
+    assert job.replace(0) == [AskStep(1)]
+    assert places(job.ask(0, 1)) == {1: 0, 2: 1}
+    assert job.lose(0) == [Start(3)]  # the next spare
+    assert job.membership.restarts == 0
+
+
+def test_at_most_one_slow_member_is_replaced_in_some_minutes():
+    job = Job(3)
+    job.replace(1)
+    assert job.kept(1) == "its replacement is being started"
+    assert "at most one is replaced in 10 minutes" in job.kept(2)
+    assert job.replace(2) == []
+    job.ready(3)
+    job.ask(0, 1, 2)
+    job.lose(1)
+    job.after(REPLACE_EVERY_S - 1.0)
+    assert job.replace(3) == []  # the replacement is slow too
+    job.after(1.0)
+    assert job.replace(3) == [Start(4)]
+
+
+def test_a_slow_member_stays_if_nothing_can_take_its_place():
+    job = Job(2, max_restarts=0)
+    assert job.kept(1) == "--max-restarts 0 allows no replacements"
+    assert job.replace(1) == []
+    job = Job(2)
+    job.replace(1)
+    for member in range(2, 2 + START_FAILURES):
+        job.lose(member)
+    job.after(REPLACE_EVERY_S)
+    assert "ended before they joined" in job.kept(1)
+    assert job.leave(1) == [AskStep(1)]  # after SIGTERM it leaves all the same
+
+
+def test_members_that_leave_anyway_are_not_replaced_for_being_slow():
+    job = Job(2)
+    assert job.kept(7) == job.kept(-1) == "it leaves already"
+    job.leave(1)
+    assert job.kept(1) == "it leaves already"
+    job.preempt()
+    assert job.kept(0) == "the job ends"
+
+
+def test_a_slow_member_that_is_lost_is_replaced_by_the_process_that_was_started():
+    job = Job(2)
+    job.replace(1)
+    assert of(Start, job.lose(1)) == []
+    job.ask(0)
+    assert job.ready(2) == [Announce(2)]
+    assert places(job.ask(0)) == {0: 0, 2: 1}
+
+
+def test_a_slow_member_has_time_for_its_long_step():
+    job = Job(2, leave_limit_s=25.0)
+    job.replace(1)
+    job.ready(2)
+    assert job.after(ROUND_LIMIT_S - 1.0) == []
+    [kill] = of(Kill, job.after(1.0))
+    assert kill == Kill(1, f"it did not end within {ROUND_LIMIT_S:g} s")

@@ -27,11 +27,9 @@ class Launcher:
 
     def __init__(self):
         secret = auth.new_secret()
-        self.keys = []
+        self.keys, self.values = [], {}
         self.fd, path = keep_in_memory(secret)
-        self.store = StoreThread(
-            secret, job=JOB, size=4, on_set=lambda key, value: self.keys.append(key)
-        )
+        self.store = StoreThread(secret, job=JOB, size=4, on_set=self._note)
         self.store.start()
         self.environ = {
             "TFDIST_MEMBER": "2",
@@ -41,6 +39,10 @@ class Launcher:
             "TFDIST_SECRET_FILE": path,
             "TFDIST_JOB_ID": JOB,
         }
+
+    def _note(self, key, value):
+        self.keys.append(key)
+        self.values[key] = value
 
     def close(self):
         self.store.close()
@@ -130,6 +132,12 @@ def test_a_rank_that_takes_no_more_steps_ends_the_generation_at_once(launcher):
 def test_a_member_asks_to_leave(launcher):
     renewal.ask_to_leave(launcher.environ)
     until(lambda: "elastic/leave/2" in launcher.keys)
+
+
+@deadline(30)
+def test_a_slow_member_asks_to_be_replaced(launcher):
+    renewal.ask_to_leave(launcher.environ, is_slow=True)
+    until(lambda: launcher.values.get("elastic/leave/2") == "slow")
 
 
 @deadline(30)

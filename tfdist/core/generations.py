@@ -4,8 +4,9 @@ A generation ends for all of its ranks when one of them is lost, or when a newco
 ready to join. The ranks that are left then ask tfdistrun for their places
 (`rendezvous.renewal`), connect again, and share the state of the training.
 
-It also ends after a step when a rank wants to leave because it got SIGTERM. The ranks
-agree on the step through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
+It also ends after a step when a rank wants to leave, because it got SIGTERM or because
+it is slow and is replaced (`tfdist.callbacks.Stragglers`). The ranks agree on the step
+through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfdist.core.term_signal import TermSignal
 
 _JOIN_CAUSE = "new ranks are ready to join"
 _LEAVE_CAUSE = "its program goes back to its last commit"
-_HANDOVER_CAUSE = "a rank leaves, because it got SIGTERM"
+_HANDOVER_CAUSE = "a rank leaves after a step"
 _CAUSES = (_JOIN_CAUSE, _LEAVE_CAUSE, _HANDOVER_CAUSE)  # no rank was lost
 _JOIN_NOTICE = "join notice"
 _END_NOTICE = "end notice"
@@ -259,6 +260,14 @@ def _end_on_all_ranks(cause: str) -> None:
     deadline = time.monotonic() + _ABORT_S
     while native.failure() is None and time.monotonic() < deadline:
         time.sleep(0.0005)
+
+
+def can_hand_over() -> bool:
+    """Returns whether the running loop can hand over this rank to another process.
+
+    True in a newcomer too, whose loop has not joined the other ranks yet.
+    """
+    return runtime.is_rehearsing() or _END_NOTICE in runtime.state.resources
 
 
 def is_loss(error: native.CoreError) -> bool:

@@ -20,6 +20,7 @@ from tfdist.core.rendezvous.store import (
     BEGUN,
     LEAVES,
     REQUESTS,
+    SLOW,
     STEPS,
     StoreThread,
     answer_key,
@@ -112,6 +113,7 @@ class ElasticJob:
         self._pids: dict[int, int] = {}
         self._processes: Processes | None = None
         self._leaving: set[int] = set()  # members that got SIGTERM
+        self._slow: set[int] = set()  # members that have asked to be replaced
         self._has_begun = False
         self._stopped = False
         self._is_preempting = False  # tfdistrun got SIGTERM
@@ -193,7 +195,7 @@ class ElasticJob:
             if key.startswith(REQUESTS):
                 self._request(key, value)
             elif key.startswith(LEAVES):
-                self._leave(key)
+                self._leave(key, value)
             elif key.startswith(STEPS):
                 self._at_step(key, value)
             elif key == begun_key(self._membership.generation):
@@ -227,11 +229,14 @@ class ElasticJob:
         self._numbers[member] = number
         self._carry_out(self._membership.request(request, time.monotonic()))
 
-    def _leave(self, key: str) -> None:
+    def _leave(self, key: str, value: Any) -> None:
         try:
             member = int(key[len(LEAVES) :])
         except ValueError:
             return  # not from a member of this version
+        if value == SLOW:
+            self._replace(member, time.monotonic())
+            return
         if member in self._pids and member not in self._leaving:
             self._leaving.add(member)
             if not self._is_preempting:
@@ -239,6 +244,17 @@ class ElasticJob:
                     f"{self._name_of(member)} got SIGTERM, and leaves after a step"
                 )
         self._carry_out(self._membership.leave(member, time.monotonic()))
+
+    def _replace(self, member: int, now_s: float) -> None:
+        """Replaces a slow member, or says once why it is kept."""
+        reason = self._membership.reason_to_keep(member, now_s)
+        text = f"is slow, but is not replaced: {reason}"
+        if not reason:
+            text = "is slow, and leaves when a replacement is ready"
+        if member in self._pids and not (reason and member in self._slow):
+            complain(f"{self._name_of(member)} {text}")
+        self._slow.add(member)
+        self._carry_out(self._membership.replace(member, now_s))
 
     def _at_step(self, key: str, value: Any) -> None:
         try:

@@ -74,11 +74,12 @@ class Membership(MembershipState):
             killed, and seconds after a refusal at which a process that has not ended is
             killed.
         leave_limit_s: seconds from SIGTERM to the end of a member, and to the end of a
-            preempted job, after which members are killed.
+            preempted job, after which members are killed. A slow member that is
+            replaced has `round_limit_s`.
 
     Attributes:
         restarts: number of replacements that were started, without those for members
-            that have left after SIGTERM.
+            that have left after SIGTERM, or because they were slow.
         committed: largest number of committed steps in any request; -1 before the first
             one.
         program: program of the members, by their latest request; "" if it is not known.
@@ -168,6 +169,19 @@ class Membership(MembershipState):
         self._handovers.leave(member, now_s)
         return self._settle(now_s)
 
+    def replace(self, member: int, now_s: float) -> list[Action]:
+        """Handles the wish of a member to be replaced because it is slow.
+
+        A newcomer is started, unless a spare is there. When one is ready, the member
+        leaves, so that the job does not go on with fewer members meanwhile. Nothing
+        happens if there is a `reason_to_keep` it.
+        """
+        if self.reason_to_keep(member, now_s):
+            return []
+        self._slow, self._slow_since_s = member, now_s
+        self._handovers.prepay(member)
+        return self._settle(now_s)
+
     def at_step(
         self, member: int, generation: int, committed: int, now_s: float
     ) -> list[Action]:
@@ -200,7 +214,7 @@ class Membership(MembershipState):
         actions: list[Action] = []
         for member, deadline_s in self._handovers.deadlines_s.items():
             if now_s >= deadline_s:
-                limit_s = self._handovers.limit_s
+                limit_s = self._handovers.limits_s[member]
                 actions += self._kill(member, f"it did not end within {limit_s:g} s")
         if self._is_over():
             return actions
@@ -285,13 +299,15 @@ class Membership(MembershipState):
             actions += self._close(now_s)
         if self._is_over():
             return actions
+        self._let_slow_member_leave(now_s)
         if self._is_open():
             self._opened_s = now_s if self._opened_s is None else self._opened_s
         else:
             self._opened_s = None
             actions += self._end_generation()
         # If too many members have finished, no replacement makes them enough again.
-        wanted = self._size + self._spares if self._size >= self._min_size else 0
+        extra = max(self._spares, self._slow is not None)
+        wanted = self._size + extra if self._size >= self._min_size else 0
         if self._is_preempting or self.preempted:
             wanted = 0
         while len(self._live) < wanted and self._may_start():
@@ -301,6 +317,16 @@ class Membership(MembershipState):
             else:
                 self.restarts += 1
         return actions
+
+    def _let_slow_member_leave(self, now_s: float) -> None:
+        """Lets a slow member leave as soon as a newcomer can take its place."""
+        if self._slow is None:
+            return
+        if self._slow in self._members() and self._ready():
+            self._handovers.leave(self._slow, now_s, self._round_limit_s)
+            self._slow = None
+        elif self._slow not in self._members() or not self._may_replace():
+            self._slow = None
 
     def _end_generation(self) -> list[Action]:
         """Ends the running generation if members leave, or newcomers are ready."""

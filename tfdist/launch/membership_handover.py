@@ -1,4 +1,4 @@
-"""Members of an elastic job that leave in order, after SIGTERM.
+"""Members of an elastic job that leave in order: after SIGTERM, or if they are slow.
 
 A *handover* loses no step. The members of the generation report how many steps they
 have committed, and wait at their next commit for the step after which the generation
@@ -21,27 +21,45 @@ class Handovers:
 
     Attributes:
         deadlines_s: when each member that wants to leave has to have ended.
+        limits_s: how long each of them has had until then.
         dismissed: members that have left; their processes may not have ended yet.
-        credit: number of dismissed members in whose place no process was started yet.
+        credit: number of dismissed or slow members in whose place no process was
+            started yet.
     """
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+        self._limit_s = limit_s
         self.deadlines_s: dict[int, float] = {}
+        self.limits_s: dict[int, float] = {}
+        self._prepaid: set[int] = set()
         self.dismissed: set[int] = set()
         self.credit = 0
         self._asked_generation = 0  # the last one whose members were asked
         self._ended_generation = 0  # the last one that was given its last step
         self._steps: dict[int, int] = {}  # commits of the members that have reported
 
-    def leave(self, member: int, now_s: float) -> None:
-        """Notes that a member wants to leave; the first call for it counts."""
-        self.deadlines_s.setdefault(member, now_s + self.limit_s)
+    def leave(self, member: int, now_s: float, limit_s: float | None = None) -> None:
+        """Notes that a member wants to leave; the first call for it counts.
+
+        Args:
+            member: number of the member.
+            now_s: current time.
+            limit_s: seconds after which it is killed; default: those after SIGTERM.
+        """
+        if member not in self.deadlines_s:
+            self.limits_s[member] = self._limit_s if limit_s is None else limit_s
+            self.deadlines_s[member] = now_s + self.limits_s[member]
+
+    def prepay(self, member: int) -> None:
+        """Lets a process be started in place of a member that is still there."""
+        self._prepaid.add(member)
+        self.credit += 1
 
     def dismiss(self, member: int) -> None:
         """Notes that a member has left its generation."""
         self.dismissed.add(member)
-        self.credit += 1
+        if member not in self._prepaid:
+            self.credit += 1
 
     def report(self, member: int, committed: int) -> None:
         """Notes how many steps a member of the newest generation has committed."""

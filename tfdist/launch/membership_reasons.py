@@ -64,6 +64,18 @@ def no_progress(committed: int) -> str:
     )
 
 
+def no_start(max_restarts: int, start_failures: int) -> str:
+    """Describes a job in which no replacement of a slow member is started.
+
+    Args:
+        max_restarts: limit for the number of replacements.
+        start_failures: number of replacements in a row that ended before they joined.
+    """
+    if max_restarts == 0:
+        return "--max-restarts 0 allows no replacements"
+    return f"{start_failures} replacements in a row ended before they joined"
+
+
 def too_few(left: int, min_size: int, cause: str, advice: str) -> str:
     """Describes a job that cannot reach min_size any more.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tfdist.launch import membership_reasons as reasons
 from tfdist.launch.membership_actions import Request
 from tfdist.launch.membership_handover import Handovers
 
@@ -11,6 +12,7 @@ ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
 START_LIMIT_S = 600.0  # for a newcomer to become ready
 NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
 LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and end
+REPLACE_EVERY_S = 600.0  # between two replacements of members that are slow
 START_FAILURES = 3  # newcomers in a row that ended before they were ready
 MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
 
@@ -94,6 +96,8 @@ class MembershipState:
         self._deadlines_s: dict[int, float] = {}
         self._announced = 0  # the last generation that was notified of newcomers
         self._handovers = Handovers(leave_limit_s)
+        self._slow: int | None = None  # member that leaves when a newcomer is ready
+        self._slow_since_s: float | None = None  # when the last one was to be replaced
         self._is_preempting = False  # the whole job got SIGTERM
         self.preempted = False
         self._is_saved = False  # all members of a preempted job have ended
@@ -164,6 +168,35 @@ class MembershipState:
     def _may_start(self) -> bool:
         """Returns whether one more replacement may be started."""
         return self._starts_left() > 0 and self.start_failures < START_FAILURES
+
+    def reason_to_keep(self, member: int, now_s: float) -> str:
+        """Returns why a member that is slow is not replaced; "" if it can be.
+
+        Args:
+            member: number of the member.
+            now_s: current time.
+        """
+        if self._is_over() or self._is_preempting or self.preempted:
+            return "the job ends"
+        if member not in self._members() or member in self._leaving():
+            return "it leaves already"
+        if member == self._slow:
+            return "its replacement is being started"
+        before_s = self._slow_since_s
+        if before_s is not None and now_s < before_s + REPLACE_EVERY_S:
+            return (
+                "a slow rank was replaced before, and at most one is replaced in "
+                f"{REPLACE_EVERY_S / 60:g} minutes"
+            )
+        if not self._may_replace():
+            return reasons.no_start(self._max_restarts, self.start_failures)
+        return ""
+
+    def _may_replace(self) -> bool:
+        """Returns whether a newcomer can take the place of a member that leaves."""
+        if self._ready() or self._preparing():
+            return True
+        return self._max_restarts > 0 and self.start_failures < START_FAILURES
 
     def _starts_left(self) -> int:
         """Returns the number of replacements that the limit still allows.

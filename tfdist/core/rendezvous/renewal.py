@@ -23,6 +23,7 @@ from tfdist.core.rendezvous.environment import detect
 from tfdist.core.rendezvous.errors import RendezvousError, invalid, rank_failed
 from tfdist.core.rendezvous.secret import read_secret_file
 from tfdist.core.rendezvous.store import (
+    SLOW,
     MissingKeysError,
     StoreClient,
     answer_key,
@@ -300,12 +301,15 @@ class EndNotice(_Notice):
             self._changed.notify_all()
 
 
-def ask_to_leave(environ: Mapping[str, str]) -> None:
+def ask_to_leave(environ: Mapping[str, str], *, is_slow: bool = False) -> None:
     """Notifies tfdistrun, from a thread, that this member wants to leave.
 
     Args:
         environ: variables of the launcher.
+        is_slow: whether it is to be replaced because it is slow. tfdistrun may leave it
+            in the job then. Otherwise it has got SIGTERM, and leaves after a step.
     """
+    reason = SLOW if is_slow else True
 
     async def send() -> None:
         for _ in range(_LEAVE_ATTEMPTS):
@@ -316,7 +320,7 @@ def ask_to_leave(environ: Mapping[str, str]) -> None:
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
-                await store.set(leave_key(member_of(environ) or 0), True)
+                await store.set(leave_key(member_of(environ) or 0), reason)
                 return
             finally:
                 store.close()

@@ -44,10 +44,11 @@ def begun_key(generation: int) -> str:
 
 # Members of an elastic job that got SIGTERM, and want to leave.
 LEAVES = "elastic/leave/"
+SLOW = "slow"  # value of `leave_key` of a member that is to be replaced
 
 
 def leave_key(member: int) -> str:
-    """Returns the key that a member sets when it wants to leave."""
+    """Returns the key that a member sets when it wants to leave: to True, or SLOW."""
     return f"{LEAVES}{member}"
 
 
