@@ -37,6 +37,7 @@ from tfdist.callbacks.progress import Progress
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
 from tfdist.callbacks.stop_on_signal import StopOnSignal
 from tfdist.callbacks.stop_together import StopTogether
+from tfdist.callbacks.stragglers import Stragglers
 from tfdist.callbacks.uneven_data import UnevenData
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "RankZeroOnly",
     "StopOnSignal",
     "StopTogether",
+    "Stragglers",
     "UnevenData",
 ]

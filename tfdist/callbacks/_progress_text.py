@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
+from tfdist.core.timeline.stragglers import SlowRank
+
 _GAP = "  "
 _VALIDATION = "val_"
 _BAR_LEAST, _BAR_MOST = 8, 24
@@ -30,6 +32,7 @@ class Status:
     left_s: float | None = None  # estimated seconds until the training ends
     took_s: float | None = None  # seconds of an ended epoch, including validation
     slowest: tuple[int, float] | None = None  # rank, share (0..1) that others wait
+    stragglers: tuple[SlowRank, ...] = ()  # slow ranks, the slowest first
     note: str = ""  # shown instead of the steps, such as "validation 12"
 
 
@@ -123,9 +126,10 @@ def _parts(status: Status, form: int) -> list[_Part]:
     """Returns the parts of the line in one form.
 
     Parts are kept in this order of priority. For a running epoch: epoch, first metric,
-    percentage of the steps, ETA, speed, second metric, exposed communication, number of
-    the step, other metrics. For an epoch that has ended: epoch, first metric, second
-    metric, slowest rank, speed, duration, exposed communication, ETA, other metrics.
+    percentage of the steps, ETA, stragglers, speed, second metric, exposed
+    communication, number of the step, other metrics. For an epoch that has ended:
+    epoch, first metric, second metric, stragglers, slowest rank, speed, duration,
+    exposed communication, ETA, other metrics.
     """
     is_over = status.took_s is not None
     parts: list[_Part] = []
@@ -161,7 +165,29 @@ def _parts(status: Status, form: int) -> list[_Part]:
         rank, late = status.slowest
         full = f"others wait {late:.0%} for rank {rank}"
         add(5, full, full, f"rank {rank} +{late:.0%}")
+    if status.stragglers:
+        add(6, *_straggler_forms(status.stragglers))
     return parts
+
+
+def straggler(slow: SlowRank) -> str:
+    """Describes a slow rank.
+
+    Example:
+        >>> straggler(SlowRank(3, "b", 2.13, 40.0))
+        'rank 3 (host b) has been 2.1 times slower than the median for 40s'
+    """
+    return (
+        f"rank {slow.rank} (host {slow.host}) has been {slow.factor:.1f} times slower "
+        f"than the median for {duration(slow.seconds)}"
+    )
+
+
+def _straggler_forms(found: tuple[SlowRank, ...]) -> tuple[str, str, str]:
+    slow = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    short = f"rank {slow.rank} {slow.factor:.1f}x slower"
+    return (straggler(slow) + more, f"{short} for {duration(slow.seconds)}", short)
 
 
 def _names(metrics: Mapping[str, float]) -> list[str]:

@@ -16,6 +16,7 @@ from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import members_of
 from tfdist.core.timeline.exposed_communication import exposed_us
 from tfdist.core.timeline.slowest_rank import slowest
+from tfdist.core.timeline.stragglers import SLOW_RANKS, SlowRank, SlowRanks
 
 SAMPLES_PER_S = "samples_per_s"
 EXPOSED = "exposed_communication"
@@ -358,6 +359,7 @@ class Progress(RankCallback):
             steps=self._steps,
             metrics=_ordered(logs),
             unit=self.unit,
+            stragglers=_slow_ranks(),
             **known,
         )
 
@@ -381,6 +383,12 @@ def _ordered(logs: dict[str, Any]) -> dict[str, float]:
     own = (SAMPLES_PER_S, EXPOSED, EPOCH_S, SLOWEST, WAITED)
     names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
     return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
+
+
+def _slow_ranks() -> tuple[SlowRank, ...]:
+    """Returns the ranks that a `Stragglers` has found to be slow."""
+    found = runtime.state.resources.get(SLOW_RANKS)
+    return found.ranks if isinstance(found, SlowRanks) else ()
 
 
 def _waited_s() -> float:

@@ -47,6 +47,7 @@ class State:
     credentials: LinkCredentials | None = None
     settings: dict[str, dict[str, Any]] | None = None  # values at init
     address: str = ""
+    hosts: tuple[str, ...] = ()  # host name of each rank; () if not connected
     resources: dict[str, Resource] = field(default_factory=dict)  # of this generation
     timeline: Path | None = None  # folder of the timeline
 
@@ -201,6 +202,15 @@ def cross_size() -> int:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().cross_size
+
+
+def host_of(rank: int) -> str:
+    """Returns the name of a rank's host.
+
+    Args:
+        rank: a rank of this job.
+    """
+    return state.hosts[rank] if rank < len(state.hosts) else os.uname().nodename
 
 
 def fork_message() -> str:

@@ -172,6 +172,7 @@ def _connect(timeout_s: float | None) -> None:
             mesh.credentials,
             mesh.address,
         )
+        runtime.state.hosts = tuple(mesh.hosts)
         runtime.state.settings = rows
         topology = _expected_topology(placement) if is_newcomer else mesh.topology
         runtime.state.topology = topology

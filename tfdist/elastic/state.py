@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist import collectives, errors
 from tfdist.collectives.objects import broadcast_object
@@ -36,6 +36,16 @@ class _Program:
 
 
 _program = _Program()
+
+
+class StepObserver(Protocol):
+    """What `State.steps` calls, such as a `tfdist.callbacks.Stragglers`."""
+
+    def on_loop_begin(self) -> None:
+        """Called when the loop begins, and when its ranks have changed."""
+
+    def on_commit(self, committed: int) -> None:
+        """Called after each committed step, on all ranks; may use an allreduce."""
 
 
 class State:
@@ -91,6 +101,7 @@ class State:
         self._variables = [*own, *self._seeds.variables]
         self._generations = Generations(progress=lambda: (self.committed, self._total))
         self._on_preemption: Callable[[int], Any] | None = None
+        self._stragglers: StepObserver | None = None
         self._committed = NEWCOMER_COMMITS if self._generations.is_newcomer else 0
         self._snapshot: Snapshot | None = None  # of an elastic job, from the first step
         self._total = 0
@@ -110,6 +121,7 @@ class State:
         *,
         start: int = 0,
         on_preemption: Callable[[int], Any] | None = None,
+        stragglers: StepObserver | None = None,
     ) -> Iterator[int]:
         """Yields the numbers of the steps to run.
 
@@ -136,10 +148,13 @@ class State:
             on_preemption: function that saves the state, with the number of committed
                 steps as argument. All ranks call it, and it may use collective
                 operations. Default: nothing is saved.
+            stragglers: a `tfdist.callbacks.Stragglers`, which names slow ranks and may
+                replace them. Default: the speed of the ranks is not compared.
 
         Raises:
             ValueError: not 0 <= start <= total, there are process sets, or
-                `TFDIST_TIMELINE` is set in an elastic job.
+                `TFDIST_TIMELINE` is set in an elastic job; or `stragglers` replaces
+                ranks, and the job is not elastic.
             RuntimeError: it was called before: a process that joins later could not
                 know in which call the other ranks are.
             tfdist.RankFailedError: a rank was lost and the job cannot go on; the
@@ -159,6 +174,7 @@ class State:
         _program.was_used = True
         self._total = total
         self._on_preemption = on_preemption
+        self._stragglers = stragglers
         self._begin(start)
         try:
             yield from self._run()
@@ -192,6 +208,7 @@ class State:
         step, self._running = self._running, None
         if self._snapshot is None:
             self._committed = step + 1
+            self._observe_commit()
             return True
         if not self._were_checked:
             self._check_variables()
@@ -204,9 +221,14 @@ class State:
             return self._committed > step
         self._snapshot.save()
         self._committed = step + 1
+        self._observe_commit()
         if self._generations.ends_after_commit():
             self._enter_next_generation(self._snapshot)
         return True
+
+    def _observe_commit(self) -> None:
+        if self._stragglers is not None:
+            self._stragglers.on_commit(self._committed)
 
     def _check_variables(self) -> None:
         self._were_checked = True
@@ -232,6 +254,8 @@ class State:
         if self._generations.is_elastic:
             self._snapshot = Snapshot(self._variables)
             self._generations.begin()
+        if self._stragglers is not None:
+            self._stragglers.on_loop_begin()
 
     def _run(self) -> Iterator[int]:
         while True:
@@ -269,6 +293,8 @@ class State:
             if self._on_preemption is not None:
                 self._on_preemption(self.committed)
             self._generations.exit_preempted()
+        if self._stragglers is not None:
+            self._stragglers.on_loop_begin()
 
     def _share(self, snapshot: Snapshot, newest: Newest) -> None:
         """Gives all ranks the state of the first rank that has committed most steps."""

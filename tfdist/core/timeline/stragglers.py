@@ -1,0 +1,226 @@
+"""Finds stragglers: ranks whose own work takes longer than that of the other ranks.
+
+In synchronous training a step takes the same time on all ranks, because the fast ranks
+wait for the slow ones. So the ranks are compared by their *work*, which is the time in
+which they do not wait:
+
+    work = elapsed time - time in which the program could only wait for its operations
+                          (tfdist_ops/runtime/blocked_time.h)
+
+The work of a rank is compared with the *median*: that of the ranks, in order of their
+work, or the lower of the two in the middle if their number is even. So a median rank is
+never slow itself, and of two ranks the slower one is compared with the faster one.
+
+These are functions on values: all ranks get the same times, and come to the same
+result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+SLOW_RANKS = "slow ranks"  # name of the resource
+# A rank is not slow if the others lose less than this share of the time through it.
+_LEAST_SHARE = 0.1
+_MOST_BETWEEN_S = 5.0
+_COMPARISONS = 6  # at least, in the time after which a rank is named
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What one rank has measured between two comparisons.
+
+    Attributes:
+        elapsed_s: seconds in training steps.
+        work_s: part of `elapsed_s` in which the rank did not wait for its operations.
+        samples: samples of this rank in a step, or another measure of its share of the
+            work; only the ratios between the ranks matter.
+    """
+
+    elapsed_s: float
+    work_s: float
+    samples: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How one rank has compared with the others so far.
+
+    Attributes:
+        is_slow: whether the rank is named as slow.
+        differs_s: seconds for which comparisons in a row have contradicted `is_slow`,
+            from the end of the first of them; None if the last one did not.
+        slow_s: seconds for which the rank has been slow.
+        work_s: work of the rank in these seconds.
+        expected_s: work that it would have had at the speed of the median.
+    """
+
+    is_slow: bool = False
+    differs_s: float | None = None
+    slow_s: float = 0.0
+    work_s: float = 0.0
+    expected_s: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Work of the rank divided by that of the median; 1 if it was not slow."""
+        return self.work_s / self.expected_s if self.expected_s > 0 else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowRank:
+    """A rank that is named as slow.
+
+    Attributes:
+        rank: its number.
+        host: name of its host.
+        factor: its work divided by that of the median.
+        seconds: for how long it has been slow.
+    """
+
+    rank: int
+    host: str
+    factor: float
+    seconds: float
+
+
+class SlowRanks:
+    """The ranks that are slow now, for the progress line; a resource of the world.
+
+    Attributes:
+        ranks: the slow ranks, the slowest first.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: tuple[SlowRank, ...] = ()
+
+    def close(self) -> None:
+        """Does nothing: there are no threads or sockets."""
+
+
+def expected_work(times: Mapping[int, Times]) -> dict[int, float]:
+    """Returns the work that each rank would have at the speed of the median.
+
+    Args:
+        times: rank → times.
+
+    Returns:
+        Rank → seconds. With unequal numbers of samples, the median is that of the times
+        per sample.
+
+    Example:
+        >>> expected_work({0: Times(9, 4.0), 1: Times(9, 3.0), 2: Times(9, 9.0)})
+        {0: 4.0, 1: 4.0, 2: 4.0}
+        >>> expected_work({0: Times(9, 8.0, samples=2), 1: Times(9, 3.0)})
+        {0: 6.0, 1: 3.0}
+    """
+    speeds = sorted(one.work_s / one.samples for one in times.values())
+    if not speeds:
+        return {}
+    median = speeds[(len(speeds) - 1) // 2]
+    return {rank: median * one.samples for rank, one in times.items()}
+
+
+def is_slow(times: Times, expected_s: float, factor: float) -> bool:
+    """Returns whether a rank was slow between two comparisons.
+
+    Args:
+        times: its times.
+        expected_s: its work at the speed of the median.
+        factor: how many times as long its work has to take, at least.
+
+    Example:
+        >>> is_slow(Times(10.0, 9.0), 5.0, factor=1.5)
+        True
+        >>> is_slow(Times(10.0, 0.9), 0.5, factor=1.5)  # the others lose 4 %
+        False
+    """
+    lost_s = times.work_s - expected_s
+    is_felt = lost_s >= _LEAST_SHARE * times.elapsed_s
+    return times.elapsed_s > 0 and is_felt and times.work_s >= factor * expected_s
+
+
+def compare(
+    standings: Mapping[int, Standing],
+    times: Mapping[int, Times],
+    *,
+    factor: float,
+    seconds: float,
+) -> dict[int, Standing]:
+    """Returns how the ranks stand after one more comparison.
+
+    A rank is named when comparisons in a row have found it slow for `seconds`, and no
+    longer named when they have found it not slow for as long. The time before the first
+    of them does not count, so that a single pause, however long, names nobody.
+
+    Args:
+        standings: rank → standing so far; ranks that are missing have no history.
+        times: rank → times since the last comparison. Ranks that are missing, because
+            their data have ended, keep their standing.
+        factor: how many times as long as that of the median the work of a rank has to
+            take.
+        seconds: for how long.
+
+    Example:
+        >>> times = {0: Times(5.0, 2.0), 1: Times(5.0, 4.5)}
+        >>> found = {}
+        >>> for _ in range(3):
+        ...     found = compare(found, times, factor=1.5, seconds=10)
+        >>> found[0].is_slow, found[1].is_slow, found[1].factor
+        (False, True, 2.25)
+    """
+    expected = expected_work(times)
+    found = dict(standings)
+    for rank, own in times.items():
+        before = found.get(rank, Standing())
+        was_slow = is_slow(own, expected[rank], factor)
+        found[rank] = _next(before, own, expected[rank], was_slow, seconds)
+    return found
+
+
+def _next(
+    before: Standing, own: Times, expected_s: float, was_slow: bool, seconds: float
+) -> Standing:
+    differs_s = None
+    if was_slow != before.is_slow:
+        is_first = before.differs_s is None
+        differs_s = 0.0 if is_first else (before.differs_s or 0.0) + own.elapsed_s
+    changes = differs_s is not None and differs_s >= seconds
+    after = dataclasses.replace(
+        before,
+        is_slow=was_slow if changes else before.is_slow,
+        differs_s=None if changes else differs_s,
+    )
+    if was_slow:
+        return dataclasses.replace(
+            after,
+            slow_s=before.slow_s + own.elapsed_s,
+            work_s=before.work_s + own.work_s,
+            expected_s=before.expected_s + expected_s,
+        )
+    # A rank that was named keeps its numbers, for the message at the end.
+    return after if before.is_slow else Standing()
+
+
+def steps_to_next(steps: int, elapsed_s: float, seconds: float) -> int:
+    """Returns the number of steps until the next comparison.
+
+    Args:
+        steps: number of steps since the last one.
+        elapsed_s: seconds that they have taken, the same number on all ranks.
+        seconds: time after which a rank is named. There are at least six comparisons in
+            it, and one in five seconds, if the steps are short enough.
+
+    Returns:
+        At least 1, and at most twice as many steps as before.
+
+    Example:
+        >>> [steps_to_next(n, n * 0.1, 30.0) for n in (1, 32, 100)]
+        [2, 50, 50]
+        >>> steps_to_next(1, 60.0, 30.0)
+        1
+    """
+    wanted_s = min(_MOST_BETWEEN_S, seconds / _COMPARISONS)
+    wanted = 2 * steps if elapsed_s <= 0 else round(steps * wanted_s / elapsed_s)
+    return max(1, min(2 * steps, wanted))
