@@ -1,7 +1,9 @@
 """Which ranks are slower than the others, from the time of their own work. Pure."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.callbacks import _progress_text
@@ -173,16 +175,10 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 def test_only_an_elastic_job_replaces_ranks():
     tfdist.init()
-    state = tfdist.elastic.State(tfdist_variable())
+    state = tfdist.elastic.State(tf.Variable(0.0))
     steps = state.steps(1, stragglers=tfdist.callbacks.Stragglers(replace=True))
     with pytest.raises(ValueError, match="this job is not elastic"):
         next(steps)
-
-
-def tfdist_variable():
-    import tensorflow as tf
-
-    return tf.Variable(0.0)
 
 
 def test_only_a_loop_that_can_hand_over_replaces_ranks(monkeypatch):
@@ -192,6 +188,16 @@ def test_only_a_loop_that_can_hand_over_replaces_ranks(monkeypatch):
     callback.on_train_begin()
     with pytest.raises(NotImplementedError, match="hand over"):
         callback.on_train_batch_begin(0)
+
+
+def test_one_rank_is_compared_with_nobody(caplog):
+    tfdist.init()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    watch = tfdist.callbacks.Stragglers(seconds=1e-6)
+    x = np.ones((64, 2), "float32")
+    model.fit(x, x[:, :1], batch_size=2, epochs=2, verbose=0, callbacks=[watch])
+    assert not [one for one in caplog.messages if "slower" in one]
 
 
 # ---- the line of progress ----

@@ -71,6 +71,8 @@ def exchange(own: Times, process_set: ProcessSet | None) -> dict[int, Times]:
         process_set: the ranks that train together; None: all.
     """
     members = list(members_of(process_set))
+    if len(members) == 1:
+        return {members[0]: own}
     table = np.zeros([len(members), 3])
     row = members.index(runtime.rank())
     table[row] = own.elapsed_s, own.work_s, own.samples

@@ -12,7 +12,6 @@ from tfdist.callbacks._own_work import OwnWork, exchange
 from tfdist.callbacks._progress_text import duration, straggler
 from tfdist.callbacks.uneven_data import UnevenData
 from tfdist.core import engines, generations, runtime
-from tfdist.core.process_sets import members_of
 from tfdist.core.rendezvous import renewal
 from tfdist.core.timeline.stragglers import (
     SLOW_RANKS,
@@ -98,6 +97,8 @@ class Stragglers(RankCallback):
         self.replace = replace
         self.batch = None if batch is None else _number("batch", batch, 0.0)
         self._work = OwnWork()
+        self._is_compiled = False  # whether Keras trains the model, not a custom loop
+        self._steps: int | None = None  # of an epoch, the same on all ranks
         self._starts_each_epoch = False
         self._restart()
 
@@ -119,10 +120,13 @@ class Stragglers(RankCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model if `fit` runs, and whether slow ranks can be replaced."""
+        self._is_compiled = bool(getattr(self.model, "compiled", False))
         if self._is_compiled:
             super().on_train_begin(logs)
         self._check()
         self._starts_each_epoch = any(isinstance(c, UnevenData) for c in self._listed)
+        steps = (self.params or {}).get("steps")
+        self._steps = None if self._starts_each_epoch else steps
         self._restart()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -155,13 +159,12 @@ class Stragglers(RankCallback):
         if self._is_compiled:
             super().on_train_batch_end(batch, logs)
         self._count += 1
-        steps = (self.params or {}).get("steps")
-        if steps is None or self._starts_each_epoch:
+        if self._steps is None:
             self._end_step(self._count)
             return
         # Not the own count: after the loss of a rank, the ranks' counts may differ.
-        self._end_step(self._epoch * steps + batch + 1)
-        if batch + 1 >= steps:
+        self._end_step(self._epoch * self._steps + batch + 1)
+        if batch + 1 >= self._steps:
             self._work.pause()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -195,11 +198,6 @@ class Stragglers(RankCallback):
 
     # ---- comparing ----
 
-    @property
-    def _is_compiled(self) -> bool:
-        """Returns whether Keras trains the model, rather than a custom loop."""
-        return bool(getattr(self.model, "compiled", False))
-
     def _restart(self) -> None:
         """Forgets everything."""
         self._count = 0
@@ -220,8 +218,6 @@ class Stragglers(RankCallback):
 
     def _end_step(self, step: int) -> None:
         """Handles the end of a step, whose number is the same on all ranks."""
-        if len(members_of(self._ranks)) == 1:
-            return
         if self._compared_at is None:  # the first step traces
             self._compared_at, self._compares_at = step, step + 1
         elif step >= self._compares_at:
