@@ -59,6 +59,10 @@ class Referee:
         self.steps = {}  # their answers, in the newest generation
         self.ends = {}  # generation: its last step
         self.preempting = self.preempted = False
+        self.slow = None  # the member that leaves when a newcomer is ready
+        self.slow_since_s = -float("inf")
+        self.slow_leaving = set()  # members that leave because they are slow
+        self.prepaid = set()  # members whose replacements are started while they run
 
     # ---- events ----
 
@@ -124,8 +128,52 @@ class Referee:
     def leave(self, member, now_s):
         if member in self.members() and self.stop is None and not self.has_finished():
             limit_s = now_s + self.settings["leave_limit_s"]
+            if member in self.slow_leaving:
+                self.slow_leaving.remove(member)
+                del self.leave_by_s[member]
             self.leave_by_s.setdefault(member, limit_s)
         return self._check(self.membership.leave(member, now_s), now_s)
+
+    def replace(self, member, now_s):
+        reason = self.membership.reason_to_keep(member, now_s)
+        if not reason:
+            pause_s = now_s - self.slow_since_s
+            require(
+                pause_s >= self.settings["replace_every_s"],
+                "slow members are replaced now and then",
+                member,
+            )
+            require(member in self.members(), "members are replaced", member)
+            self.slow, self.slow_since_s = member, now_s
+            self.prepaid.add(member)
+            self.free_starts += 1
+        return self._check(self.membership.replace(member, now_s), now_s)
+
+    def _update_slow(self, now_s):
+        """Notes that the slow member leaves, or is not replaced any more."""
+        if self.slow is None or self.stop is not None:
+            return
+        may_start = self.settings["max_restarts"] > 0
+        may_start = may_start and self.start_failures < START_FAILURES
+        if self.slow in self.members() and self.ready:
+            if self.slow not in self.leave_by_s:
+                self.leave_by_s[self.slow] = now_s + self.settings["round_limit_s"]
+                self.slow_leaving.add(self.slow)
+            self.slow = None
+        elif self.slow not in self.members() or not (self._preparing() or may_start):
+            self.slow = None
+
+    def _keep_needed(self):
+        """Slow members stay if the job would end without them."""
+        self.slow_leaving &= self.members()
+        if self.slow_leaving and self.must_save():
+            for member in self.slow_leaving:
+                del self.leave_by_s[member]
+            self.slow_leaving = set()
+
+    def _most_live(self):
+        """How many processes there are, if they can be started."""
+        return self.wanted + max(self.settings["spares"], self.slow is not None)
 
     def at_step(self, member, generation, committed, now_s):
         if generation == self.generation and member in self.members():
@@ -195,6 +243,7 @@ class Referee:
     def _can_become_enough(self, members, leaving=0):
         preparing = len(self._preparing())
         there = len(members) + len(self.ready) + preparing
+        leaving -= len(self.leaving() & self.prepaid) if leaving else 0
         most = min(self.wanted, there + self._starts_left(preparing, leaving))
         return most >= self.settings["min_size"]
 
@@ -209,13 +258,21 @@ class Referee:
 
     def _check(self, actions, now_s):
         answers = [action for action in actions if isinstance(action, Answer)]
+        if self.members():
+            self._keep_needed()
         for action in actions:
             kind = type(action).__name__
             self.given[kind] += 1
+            if kind in ("AskStep", "Start"):
+                self._update_slow(now_s)
+                self._keep_needed()
             getattr(self, f"_check_{kind.lower()}")(action, now_s)
             if answers and action is answers[-1]:
                 self._check_generation(answers, now_s)
         is_saved = self.preempted and not self.members()
+        if not self.has_finished():
+            self._update_slow(now_s)
+            self._keep_needed()
         if self.stop is None and not self.has_finished() and not is_saved:
             self._check_nothing_is_due()
         return actions
@@ -229,7 +286,8 @@ class Referee:
             require(not self.must_save(), "a preempted job ends at once", members)
         if self.preempted:
             return
-        if (self.leaving() or self.preempting) and not self.is_open():
+        was_asked = self.generation in self.asked
+        if (self.leaving() or self.preempting or was_asked) and not self.is_open():
             is_known = self.generation in self.asked
             require(is_known, "a member that wants to leave is heard", self.leaving())
             if self.steps.keys() >= members:
@@ -241,7 +299,7 @@ class Referee:
             is_known = self.generation in self.announced
             require(is_known, "newcomers are announced", self.ready)
         is_useful = self.wanted >= self.settings["min_size"]
-        if is_useful and len(self.live) < self.wanted + self.settings["spares"]:
+        if is_useful and len(self.live) < self._most_live():
             require(not self._starts_left(), "lost members are replaced", self.live)
 
     def _check_answer(self, action, now_s):
@@ -257,7 +315,7 @@ class Referee:
             self.spares_left -= 1
         else:
             require(self._starts_left() > 0, "limits of replacements", action)
-        is_free = len(self.live) < self.wanted + self.settings["spares"]
+        is_free = len(self.live) < self._most_live()
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
@@ -314,7 +372,7 @@ class Referee:
         own = self.requests[member].committed
         require(newest >= own, "others have the state of who leaves", action)
         self.dismissed.add(member)
-        self.free_starts += 1
+        self.free_starts += member not in self.prepaid
 
     def _check_askstep(self, action, now_s):
         is_new = action.generation == self.generation not in self.asked

@@ -51,6 +51,7 @@ class Process:
     heard_s: float = 0.0  # arrival of the last message to it
     announced: int = 0  # the last generation in which newcomers wait
     has_term: bool = False  # it got SIGTERM, and wants to leave
+    is_slow: bool = False  # it has asked to be replaced
     asked: int = 0  # the last generation in which it was asked for its step
     end_at: int | None = None  # of this generation; None: not known yet
     saves: bool = False  # it is in the last generation
@@ -88,6 +89,7 @@ class World:
             "round_limit_s": 60.0,
             "start_limit_s": 100.0,
             "leave_limit_s": 40.0,
+            "replace_every_s": 45.0,
             "spares": Random(seed).choice([0, 0, 1, 2]),
         }
         self.referee = Referee(membership(**self.settings), self, self.settings)
@@ -141,7 +143,7 @@ class World:
         return process.state == "asking" and process.generation == generation
 
     def wants_to_leave(self, member):
-        return self.processes[member].has_term
+        return self.processes[member].has_term or self.processes[member].is_slow
 
     def committed_of(self, member):
         return self.processes[member].committed
@@ -429,6 +431,15 @@ class World:
         process.has_term = True
         self._wish_to_leave(process)
 
+    def _slow(self, process):
+        """The process finds out that it is slow, and asks to be replaced."""
+        if process.state == "running":
+            process.is_slow = True
+            self.later(self._delay_s(), self._on_slow, process.number)
+
+    def _on_slow(self, member):
+        self._carry_out(self.referee.replace(member, self.now_s))
+
     def _finish(self, process):
         process.state = "exiting"
         self._in_process(self._delay_s(), process, self._die, False)
@@ -567,6 +578,7 @@ class World:
             )
             if self._has_signals:
                 kinds += ["term"] * 80 + ["terms"] * 20 + ["preempt"] * 8
+                kinds += ["slow"] * 60
             kind = rng.choice([*kinds, "all"])
             self.later(time_s, self._fault, kind)
         self.last_fault_s = max(times, default=0.0) + 60.0
@@ -596,6 +608,8 @@ class World:
             self._die(some, failed=True)
         elif kind == "term":
             self._in_process(0.0, some, self._term)
+        elif kind == "slow":
+            self._in_process(0.0, some, self._slow)
         elif kind in ("terms", "preempt"):
             if kind == "preempt":
                 self._carry_out(self.referee.preempt(self.now_s))

@@ -845,3 +845,25 @@ def test_a_slow_member_has_time_for_its_long_step():
     assert job.after(ROUND_LIMIT_S - 1.0) == []
     [kill] = of(Kill, job.after(1.0))
     assert kill == Kill(1, f"it did not end within {ROUND_LIMIT_S:g} s")
+
+
+def test_a_slow_member_stays_if_it_is_the_last_one():
+    """The job would end, or wait for others, without it."""
+    job = Job(2, min_size=1)
+    job.replace(1)
+    job.ready(2)  # member 1 leaves now
+    job.lose(0)
+    actions = job.ask(1)
+    assert places(actions) == {1: 0, 2: 1} and not of(Dismiss, actions)
+    assert not job.membership.preempted
+
+
+def test_sigterm_counts_more_than_being_slow():
+    job = Job(2, leave_limit_s=25.0)
+    job.replace(1)
+    job.ready(2)
+    job.after(10.0)
+    job.leave(1)
+    assert job.after(24.0) == []
+    [kill] = of(Kill, job.after(1.0))
+    assert kill == Kill(1, "it did not end within 25 s")

@@ -33,17 +33,19 @@ def run(seed, membership=Membership):
 
 
 def test_no_simulated_job_breaks_a_rule():
-    outcomes, kinds, reasons, generations = Counter(), Counter(), Counter(), 0
+    outcomes, kinds, reasons = Counter(), Counter(), Counter()
+    generations = slow = 0
     for seed in range(SEEDS):
         world, outcome = run(seed)
         outcomes[outcome] += 1
         kinds += world.referee.given
         generations += world.referee.generation
+        slow += len(world.referee.prepaid & world.referee.dismissed)
         reasons.update(part for part in STOPS if part in (world.referee.stop or ""))
     # The worlds are neither so quiet nor so deadly that they show nothing.
     assert min(outcomes["finished"], outcomes["stopped"]) > SEEDS / 5
     assert outcomes["preempted"] > SEEDS / 20
-    assert generations > 2 * SEEDS
+    assert generations > 2 * SEEDS and slow > SEEDS / 30
     assert len(kinds) == 10 and min(kinds.values()) > SEEDS / 20
     assert reasons.keys() == set(STOPS)
 
@@ -188,6 +190,32 @@ class ReplacesFinishedMembers(Membership):
 class ReplacesNobody(Membership):
     def _may_start(self):
         return False
+
+
+@broken
+class EndsForWantOfSlowMembers(Membership):
+    """Lets slow members leave although too few are left without them."""
+
+    def _keep_needed_members(self):
+        pass
+
+
+@broken
+class ForgetsThatMembersWait(Membership):
+    """Gives no last step to members that were asked, when nobody leaves any more."""
+
+    def _keep_needed_members(self):
+        slow = set(self._handovers.slow)
+        super()._keep_needed_members()
+        if slow - self._handovers.slow:
+            self._handovers._ended_generation = self._generation
+
+
+@broken
+class ReplacesSlowMembersAtOnce(Membership):
+    def reason_to_keep(self, member, now_s):
+        self._slow_since_s = None
+        return super().reason_to_keep(member, now_s)
 
 
 @broken

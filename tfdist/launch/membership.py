@@ -76,6 +76,7 @@ class Membership(MembershipState):
         leave_limit_s: seconds from SIGTERM to the end of a member, and to the end of a
             preempted job, after which members are killed. A slow member that is
             replaced has `round_limit_s`.
+        replace_every_s: seconds between two replacements of slow members, at least.
 
     Attributes:
         restarts: number of replacements that were started, without those for members
@@ -142,6 +143,7 @@ class Membership(MembershipState):
         self._requests.pop(member, None)
         self._deadlines_s.pop(member, None)
         self._handovers.deadlines_s.pop(member, None)
+        self._handovers.slow.discard(member)
         if self._is_over():
             return []
         actions: list[Action] = []
@@ -294,12 +296,14 @@ class Membership(MembershipState):
             return []
         if not self._members():
             return self._end(now_s)
+        self._keep_needed_members()
         actions: list[Action] = []
         if self._is_complete():
             actions += self._close(now_s)
         if self._is_over():
             return actions
         self._let_slow_member_leave(now_s)
+        self._keep_needed_members()
         if self._is_open():
             self._opened_s = now_s if self._opened_s is None else self._opened_s
         else:
@@ -323,16 +327,23 @@ class Membership(MembershipState):
         if self._slow is None:
             return
         if self._slow in self._members() and self._ready():
-            self._handovers.leave(self._slow, now_s, self._round_limit_s)
+            self._handovers.leave_as_slow(self._slow, now_s, self._round_limit_s)
             self._slow = None
         elif self._slow not in self._members() or not self._may_replace():
             self._slow = None
+
+    def _keep_needed_members(self) -> None:
+        """Keeps slow members if the job would end without them."""
+        if self._handovers.slow and self._must_end():
+            self._handovers.keep_slow()
 
     def _end_generation(self) -> list[Action]:
         """Ends the running generation if members leave, or newcomers are ready."""
         if self.preempted:
             return []
-        if self._is_preempting or self._leaving():
+        # Members that were asked for their steps wait, also if none leaves any more.
+        was_asked = self._handovers.has_asked(self._generation)
+        if self._is_preempting or self._leaving() or was_asked:
             return self._handovers.end_generation(self._generation, self._members())
         has_room = len(self._members()) < self._size
         if self._ready() and has_room and self._announced < self._generation:

@@ -22,6 +22,8 @@ class Handovers:
     Attributes:
         deadlines_s: when each member that wants to leave has to have ended.
         limits_s: how long each of them has had until then.
+        slow: members that leave because they are slow, and not after SIGTERM.
+        prepaid: members in whose place a process may be started before they leave.
         dismissed: members that have left; their processes may not have ended yet.
         credit: number of dismissed or slow members in whose place no process was
             started yet.
@@ -31,34 +33,52 @@ class Handovers:
         self._limit_s = limit_s
         self.deadlines_s: dict[int, float] = {}
         self.limits_s: dict[int, float] = {}
-        self._prepaid: set[int] = set()
+        self.slow: set[int] = set()
+        self.prepaid: set[int] = set()
         self.dismissed: set[int] = set()
         self.credit = 0
         self._asked_generation = 0  # the last one whose members were asked
         self._ended_generation = 0  # the last one that was given its last step
         self._steps: dict[int, int] = {}  # commits of the members that have reported
 
-    def leave(self, member: int, now_s: float, limit_s: float | None = None) -> None:
-        """Notes that a member wants to leave; the first call for it counts.
+    def leave(self, member: int, now_s: float) -> None:
+        """Notes that a member got SIGTERM; the first call for it counts."""
+        if member not in self.deadlines_s or member in self.slow:
+            self.slow.discard(member)
+            self._set_limit(member, now_s, self._limit_s)
+
+    def leave_as_slow(self, member: int, now_s: float, limit_s: float) -> None:
+        """Lets a slow member leave, unless it leaves already.
 
         Args:
             member: number of the member.
             now_s: current time.
-            limit_s: seconds after which it is killed; default: those after SIGTERM.
+            limit_s: seconds after which it is killed.
         """
         if member not in self.deadlines_s:
-            self.limits_s[member] = self._limit_s if limit_s is None else limit_s
-            self.deadlines_s[member] = now_s + self.limits_s[member]
+            self.slow.add(member)
+            self._set_limit(member, now_s, limit_s)
+
+    def keep_slow(self) -> None:
+        """Lets the slow members stay."""
+        for member in self.slow:
+            self.deadlines_s.pop(member, None)
+        self.slow.clear()
+
+    def _set_limit(self, member: int, now_s: float, limit_s: float) -> None:
+        self.limits_s[member] = limit_s
+        self.deadlines_s[member] = now_s + limit_s
 
     def prepay(self, member: int) -> None:
         """Lets a process be started in place of a member that is still there."""
-        self._prepaid.add(member)
+        self.prepaid.add(member)
         self.credit += 1
 
     def dismiss(self, member: int) -> None:
         """Notes that a member has left its generation."""
         self.dismissed.add(member)
-        if member not in self._prepaid:
+        self.slow.discard(member)
+        if member not in self.prepaid:
             self.credit += 1
 
     def report(self, member: int, committed: int) -> None:

@@ -64,6 +64,7 @@ class MembershipState:
         round_limit_s: float = ROUND_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
         leave_limit_s: float = LEAVE_LIMIT_S,
+        replace_every_s: float = REPLACE_EVERY_S,
     ) -> None:
         if not 1 <= min_size <= size:
             raise ValueError(
@@ -80,6 +81,7 @@ class MembershipState:
         self._spares = spares
         self._round_limit_s = round_limit_s
         self._start_limit_s = start_limit_s
+        self._replace_every_s = replace_every_s
         # A live process is a member of the newest generation, or a newcomer.
         self._generation = 1
         self._ranks = {member: member for member in range(size)}
@@ -183,10 +185,10 @@ class MembershipState:
         if member == self._slow:
             return "its replacement is being started"
         before_s = self._slow_since_s
-        if before_s is not None and now_s < before_s + REPLACE_EVERY_S:
+        if before_s is not None and now_s < before_s + self._replace_every_s:
             return (
                 "a slow rank was replaced before, and at most one is replaced in "
-                f"{REPLACE_EVERY_S / 60:g} minutes"
+                f"{self._replace_every_s / 60:g} minutes"
             )
         if not self._may_replace():
             return reasons.no_start(self._max_restarts, self.start_failures)
@@ -213,7 +215,8 @@ class MembershipState:
         Members that want to leave are not part of it, but may be replaced.
         """
         preparing, leaving = len(self._preparing()), len(self._leaving())
-        starts = self._starts_left() + (leaving if self._max_restarts else 0)
+        free = len(set(self._leaving()) - self._handovers.prepaid)
+        starts = self._starts_left() + (free if self._max_restarts else 0)
         # A newcomer that becomes ready ends the series of failed starts.
         if self.start_failures >= START_FAILURES and not preparing:
             starts = 0
