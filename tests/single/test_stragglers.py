@@ -211,3 +211,28 @@ def test_the_line_names_the_slowest_rank():
     assert "rank 3 2.1x slower" in _progress_text.line(status, 60)
     assert "loss" in _progress_text.line(status, 30)
     assert "slower" not in _progress_text.line(status, 30)
+
+
+# ---- a loop over the steps of a State ----
+
+
+class Observer:
+    """Notes what a loop tells it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_loop_begin(self):
+        self.calls.append("begin")
+
+    def on_commit(self, committed):
+        self.calls.append(committed)
+
+
+def test_a_loop_calls_its_observer_after_each_commit():
+    tfdist.init()
+    observer = Observer()
+    state = tfdist.elastic.State(tf.Variable(0.0))
+    for _ in state.steps(5, start=2, stragglers=observer):
+        assert state.commit()
+    assert observer.calls == ["begin", 3, 4, 5]
