@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from faults.test_elastic_fit import train as fit
 from helpers.deadline import deadline
 from helpers.launcher import run
 
@@ -32,3 +33,16 @@ def test_a_slow_rank_is_replaced_when_another_process_is_ready(tmp_path):
     assert "the job goes on with 2 ranks" in done.report[2]
     assert len(done.report) == 3, report
     assert "times slower than the median" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@deadline(150)
+def test_a_slow_rank_is_replaced_in_fit(tmp_path):
+    steps, _ = fit(
+        *(tmp_path, "-np", "2", "--min-np", "1", "--spares", "1"),
+        epochs=250,
+        compiled={"slow_member": 1},
+    )
+    assert steps.keys() == {0, 1, 2}
+    assert steps[2][0]["rank"] == 1 and {row["size"] for row in steps[0]} == {2}
+    assert len(steps[0]) == len(steps[1]) + len(steps[2])

@@ -2,15 +2,16 @@
 
     tfdistrun -np 3 --min-np 2 python -m helpers.elastic_fit_program FOLDER EPOCHS JSON
 
-JSON has options of `compile`, and "checkpoint": true to save the model in FOLDER/saved
-every 50 steps and on SIGTERM, and to continue with the newest file there; each model
-with a smaller error than before is saved as FOLDER/best-STEP.keras. The model counts
-how often each sample was used, exactly. Each rank appends a line for each step that has
-ended to FOLDER/commits, and writes its history to FOLDER/history-MEMBER.json; rank 0
-writes FOLDER/result.npz. A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill
-itself at this place: "before" or "after" the step, after a step of the "validation", or
-at the "end" of the epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the
-last ones, PLACE is "fit"). FOLDER/term-... makes it send SIGTERM to itself.
+JSON has options of `compile`, "slow_member": 1 to make this member slow and replace it,
+and "checkpoint": true to save the model in FOLDER/saved every 50 steps and on SIGTERM,
+and to continue with the newest file there; each model with a smaller error than before
+is saved as FOLDER/best-STEP.keras. The model counts how often each sample was used,
+exactly. Each rank appends a line for each step that has ended to FOLDER/commits, and
+writes its history to FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A
+file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place:
+"before" or "after" the step, after a step of the "validation", or at the "end" of the
+epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is
+"fit"). FOLDER/term-... makes it send SIGTERM to itself.
 """
 
 import json
@@ -129,6 +130,8 @@ def main(folder, epochs, options):
             self.epoch = epoch
 
         def on_train_batch_begin(self, batch, logs=None):
+            if member == slow_member:
+                time.sleep(2 * SLOW_STEP_S)
             kill_if_asked(self.epoch, batch, "before")
 
         def on_train_batch_end(self, batch, logs=None):
@@ -176,6 +179,10 @@ def main(folder, epochs, options):
     )
     model = Counting()
     saves = options.pop("checkpoint", False)
+    slow_member = options.pop("slow_member", None)
+    others = []
+    if slow_member is not None:
+        others = [tfdist.callbacks.Stragglers(factor=2, seconds=1, replace=True)]
 
     def loss(y_true, y_pred):
         """Its gradient is the mean over the samples of a step."""
@@ -210,6 +217,7 @@ def main(folder, epochs, options):
             Watch(),
             tfdist.callbacks.MetricAverage(),
             *of_checkpoint,
+            *others,
             tfdist.callbacks.RankZeroOnly(
                 keras.callbacks.CSVLogger(str(folder / "log.csv"))
             ),

@@ -70,7 +70,8 @@ class Stragglers(RankCallback):
         ValueError: an argument is invalid. Before the first step: `replace` is True,
             and the job is not elastic.
         NotImplementedError: before the first step: `replace` is True, and this training
-            loop cannot hand over to another process; or `TFDIST_ENGINE` is set.
+            cannot hand over to another process (it is neither `fit` with `Elastic` nor
+            a loop over `State.steps`); or `TFDIST_ENGINE` is set.
         tfdist.MismatchError: at the start of `fit`, on all ranks: their arguments
             differ.
 
@@ -288,9 +289,10 @@ class Stragglers(RankCallback):
     def _check_handover(self) -> None:
         if self.replace and not generations.can_hand_over():
             raise NotImplementedError(
-                "Stragglers(replace=True) needs a training loop that can hand over to "
-                "another process: `for step in tfdist.elastic.State(...).steps(total, "
-                "stragglers=...)`. Use such a loop, or leave out replace=True."
+                "Stragglers(replace=True) needs a training that can hand over to "
+                "another process: fit with tfdist.callbacks.Elastic, or `for step in "
+                "tfdist.elastic.State(...).steps(total, stragglers=...)`. Use one of "
+                "them, and no handler of your own for SIGTERM, or leave out replace."
             )
 
     def _ask_for_replacement(self) -> None:
