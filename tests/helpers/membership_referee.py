@@ -26,8 +26,8 @@ class Referee:
     Args:
         membership: the membership that is tested.
         world: object with `is_gone(member)`, `is_asking(member, generation)`,
-            `wants_to_leave(member)`, `committed_of(member)`, `program_of(member)` and
-            `floor()`.
+            `wants_to_leave(member)` (whether it got SIGTERM, or is slow),
+            `committed_of(member)`, `program_of(member)` and `floor()`.
         settings: arguments of the membership by name.
     """
 
@@ -46,7 +46,7 @@ class Referee:
         self.deadline_s = {}
         self.program = ""
         self.announced = set()
-        self.started = self.start_failures = 0
+        self.started = self.restarts = self.start_failures = 0
         self.spares_left = settings["spares"]  # that `begin` has to start
         self.best_at_failure, self.without_step = -1, 0
         self.stop = None  # the reason
@@ -54,15 +54,18 @@ class Referee:
         self.stopped_now = None  # the member of the event `stopped`
         self.leave_by_s = {}  # of the members that want to leave
         self.dismissed = set()
-        self.free_starts = 0  # in place of dismissed members
+        self.lost = 0  # processes that were lost, and not replaced yet
+        self.shed = set()  # newcomers that were killed because the job shrinks
+        self.is_ending = False  # a member has finished
         self.asked = set()  # generations whose members were asked for their steps
         self.steps = {}  # their answers, in the newest generation
+        self.sizes = [self.wanted]  # of all generations
         self.ends = {}  # generation: its last step
         self.preempting = self.preempted = False
         self.slow = None  # the member that leaves when a newcomer is ready
         self.slow_since_s = -float("inf")
         self.slow_leaving = set()  # members that leave because they are slow
-        self.prepaid = set()  # members whose replacements are started while they run
+        self.were_slow = set()  # members that were to be replaced
 
     # ---- events ----
 
@@ -107,16 +110,19 @@ class Referee:
         must_tell = False
         self.live.remove(member)
         self.ready.pop(member, None)
-        if member in self.dismissed:
+        if member in self.dismissed | self.shed:
             pass
         elif member in self.ranks:
             (self.failed if failed else self.finished).add(member)
-            self.wanted -= not failed
+            self.wanted -= not failed and len(self.members()) < self.wanted
+            self.is_ending |= not failed
+            self.lost += failed
             self.requests.pop(member, None)
             others = self.members()
             must_tell = self.stop is None and bool(others - self.requests.keys())
-        elif member not in self.were_ready:
-            self.start_failures += 1
+        else:
+            self.lost += 1
+            self.start_failures += member not in self.were_ready
         if not self.is_open():
             self.opened_s = None
         actions = self.membership.ended(member, failed=failed, now_s=now_s)
@@ -134,6 +140,17 @@ class Referee:
             self.leave_by_s.setdefault(member, limit_s)
         return self._check(self.membership.leave(member, now_s), now_s)
 
+    def resize(self, wanted, now_s):
+        is_over = self.stop is not None or self.has_finished() or self.is_ending
+        is_saved = self.preempted and not self.members()
+        if not is_over and not is_saved:
+            least, most = self.settings["min_size"], self.settings["max_size"]
+            size = max(least, min(most, wanted))
+            if size > self.wanted:
+                self.start_failures = 0
+            self.wanted = size
+        return self._check(self.membership.resize(wanted, now_s), now_s)
+
     def replace(self, member, now_s):
         reason = self.membership.reason_to_keep(member, now_s)
         if not reason:
@@ -145,35 +162,38 @@ class Referee:
             )
             require(member in self.members(), "members are replaced", member)
             self.slow, self.slow_since_s = member, now_s
-            self.prepaid.add(member)
-            self.free_starts += 1
+            self.were_slow.add(member)
         return self._check(self.membership.replace(member, now_s), now_s)
 
     def _update_slow(self, now_s):
         """Notes that the slow member leaves, or is not replaced any more."""
-        if self.slow is None or self.stop is not None:
+        is_waiting = self.slow is not None and self.slow not in self.leaving()
+        if self.stop is not None or not is_waiting:
             return
         may_start = self.settings["max_restarts"] > 0
         may_start = may_start and self.start_failures < START_FAILURES
-        if self.slow in self.members() and self.ready:
-            if self.slow not in self.leave_by_s:
-                self.leave_by_s[self.slow] = now_s + self.settings["round_limit_s"]
-                self.slow_leaving.add(self.slow)
+        newcomers = len(self.ready) + len(self._preparing())
+        may_replace = may_start or newcomers > self._vacancies()
+        if self.slow not in self.members() or not may_replace:
             self.slow = None
-        elif self.slow not in self.members() or not (self._preparing() or may_start):
+        elif self.ready:
+            self.leave_by_s[self.slow] = now_s + self.settings["round_limit_s"]
+            self.slow_leaving.add(self.slow)
             self.slow = None
 
     def _keep_needed(self):
         """Slow members stay if the job would end without them."""
         self.slow_leaving &= self.members()
-        if self.slow_leaving and self.must_save():
+        if self.slow_leaving and self.stop is None and self.must_save():
             for member in self.slow_leaving:
                 del self.leave_by_s[member]
             self.slow_leaving = set()
 
-    def _most_live(self):
-        """How many processes there are, if they can be started."""
-        return self.wanted + max(self.settings["spares"], self.slow is not None)
+    def _most_spare(self):
+        """How many newcomers are kept that have no place yet."""
+        is_waiting = self.slow in self.members() and self.slow not in self.leaving()
+        is_replaced = is_waiting and self.settings["max_restarts"] > 0
+        return max(self.settings["spares"], is_replaced)
 
     def at_step(self, member, generation, committed, now_s):
         if generation == self.generation and member in self.members():
@@ -200,15 +220,31 @@ class Referee:
         """The live members of the newest generation that were not dismissed."""
         return (self.live & self.ranks.keys()) - self.dismissed
 
-    def leaving(self):
+    def signalled(self):
+        """The members that got SIGTERM, or leave because they are slow."""
         return self.members() & self.leave_by_s.keys()
+
+    def leaving(self):
+        """The members that got SIGTERM or are replaced, and those that are too many.
+
+        If there are too many, a member that is to be replaced leaves first, and then
+        the highest ranks.
+        """
+        leaving = self.signalled()
+        staying = self.members() - leaving - self.killed
+        while len(staying) > self.wanted:
+            highest = max(staying, key=lambda member: self.ranks[member])
+            leaver = self.slow if self.slow in staying else highest
+            staying.remove(leaver)
+            leaving.add(leaver)
+        return leaving
 
     def must_save(self):
         """Whether the members save and end when their round closes."""
         if self.preempting or self.preempted:
             return True
         staying = self.members() - self.leaving()
-        hopeless = not self._can_become_enough(staying, len(self.leaving()))
+        hopeless = not self._can_become_enough(staying)
         return bool(self.leaving()) and (not staying or hopeless)
 
     def is_open(self):
@@ -226,12 +262,32 @@ class Referee:
         gone = {*self.ranks, *self.ready, *self.killed, *self.refused}
         return self.live - gone - self.dismissed
 
-    def _starts_left(self, preparing=0, leaving=0):
+    def _vacancies(self):
+        return max(0, self.wanted - len(self.members() - self.leaving()))
+
+    def useless(self):
+        """The newcomers that a job does not need any more, because it has shrunk."""
+        needed = self._vacancies() + self._most_spare()
+        return [*self.ready, *sorted(self._preparing())][needed:]
+
+    def _missing(self):
+        """The number of processes that are missing as soon as members have left."""
+        there = self.live - self.dismissed - self.shed - self.leaving()
+        is_useful = self.wanted >= self.settings["min_size"]
+        wanted = self.wanted + self._most_spare() if is_useful else 0
+        return max(0, wanted - len(there))
+
+    def _free_starts(self):
+        """The number of starts that take the place of no lost process."""
+        are_replaced = self.settings["max_restarts"] > 0
+        not_replaced = 0 if are_replaced else len(self.signalled())
+        return max(0, self._missing() - self.lost - not_replaced)
+
+    def _starts_left(self, preparing=0):
         if self.start_failures >= START_FAILURES and not preparing:
             return 0
-        replacements = self.started - self.settings["spares"]
         most = self.settings["max_restarts"]
-        return most + (self.free_starts + leaving if most else 0) - replacements
+        return most - self.restarts + self._free_starts()
 
     def has_room(self):
         return len(self.members()) < self.wanted
@@ -240,11 +296,10 @@ class Referee:
         there = min(self.wanted, len(members) + len(self.ready))
         return there >= self.settings["min_size"]
 
-    def _can_become_enough(self, members, leaving=0):
+    def _can_become_enough(self, members):
         preparing = len(self._preparing())
         there = len(members) + len(self.ready) + preparing
-        leaving -= len(self.leaving() & self.prepaid) if leaving else 0
-        most = min(self.wanted, there + self._starts_left(preparing, leaving))
+        most = min(self.wanted, there + self._starts_left(preparing))
         return most >= self.settings["min_size"]
 
     def _rounds_without_step(self, members):
@@ -263,16 +318,21 @@ class Referee:
         for action in actions:
             kind = type(action).__name__
             self.given[kind] += 1
-            if kind in ("AskStep", "Start"):
+            is_shed = kind == "Kill" and "no longer needed" in action.reason
+            is_shed = is_shed and action.member not in self.useless()
+            if kind in ("AskStep", "Start") or is_shed:
                 self._update_slow(now_s)
                 self._keep_needed()
             getattr(self, f"_check_{kind.lower()}")(action, now_s)
+            if kind == "Refuse" and self.members():
+                self._keep_needed()
             if answers and action is answers[-1]:
                 self._check_generation(answers, now_s)
         is_saved = self.preempted and not self.members()
         if not self.has_finished():
             self._update_slow(now_s)
             self._keep_needed()
+        self.lost = min(self.lost, self._missing())  # others need no replacement
         if self.stop is None and not self.has_finished() and not is_saved:
             self._check_nothing_is_due()
         return actions
@@ -286,10 +346,11 @@ class Referee:
             require(not self.must_save(), "a preempted job ends at once", members)
         if self.preempted:
             return
-        was_asked = self.generation in self.asked
-        if (self.leaving() or self.preempting or was_asked) and not self.is_open():
-            is_known = self.generation in self.asked
-            require(is_known, "a member that wants to leave is heard", self.leaving())
+        if not self.preempting:
+            require(not self.useless(), "useless newcomers end", self.useless())
+        is_asked = self.generation in self.asked
+        if (self.leaving() or self.preempting or is_asked) and not self.is_open():
+            require(is_asked, "a member that wants to leave is heard", self.leaving())
             if self.steps.keys() >= members:
                 require(self.generation in self.ends, "the last step is known", members)
             return
@@ -299,7 +360,7 @@ class Referee:
             is_known = self.generation in self.announced
             require(is_known, "newcomers are announced", self.ready)
         is_useful = self.wanted >= self.settings["min_size"]
-        if is_useful and len(self.live) < self._most_live():
+        if is_useful and len(self.live) < self.wanted + self._most_spare():
             require(not self._starts_left(), "lost members are replaced", self.live)
 
     def _check_answer(self, action, now_s):
@@ -309,13 +370,16 @@ class Referee:
         require(self.stop is None, "no Start after Stop", action)
         is_ending = self.preempting or self.preempted
         require(not is_ending, "a preempted job starts nothing", action)
-        expected = self.settings["size"] + self.started
+        expected = max(self.settings["max_size"], 2) + self.started
         require(action.member == expected, "numbers increase by one", action)
         if self.spares_left:
             self.spares_left -= 1
         else:
             require(self._starts_left() > 0, "limits of replacements", action)
-        is_free = len(self.live) < self._most_live()
+            if not self._free_starts():
+                self.lost -= 1
+                self.restarts += 1
+        is_free = len(self.live) < self.wanted + self._most_spare()
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
@@ -337,7 +401,11 @@ class Referee:
             now_s >= self.leave_by_s.get(member, float("inf")),
             member not in self.ranks and self.must_save(),
         )
-        require(any(reasons), "there is a reason to kill a process", action)
+        if "no longer needed" in action.reason:
+            require(member in self.useless(), "useless newcomers are killed", action)
+            self.shed.add(member)
+        else:
+            require(any(reasons), "there is a reason to kill a process", action)
         self.killed.add(member)
         self.ready.pop(member, None)
 
@@ -360,7 +428,8 @@ class Referee:
         require(
             member in self.leaving(), "only who wants to leave is dismissed", action
         )
-        require(self.world.wants_to_leave(member), "it got SIGTERM", action)
+        if member in self.leave_by_s:
+            require(self.world.wants_to_leave(member), "it wants to leave", action)
         is_over = self.world.is_gone(member)
         is_over = is_over or self.world.is_asking(member, self.generation)
         require(is_over, "no dismissed member runs the old generation", member)
@@ -371,8 +440,10 @@ class Referee:
         newest = max(self.requests[one].committed for one in staying)
         own = self.requests[member].committed
         require(newest >= own, "others have the state of who leaves", action)
+        if member in self.leave_by_s and not self.settings["max_restarts"]:
+            self.lost += 1
+        self.leave_by_s.setdefault(member, now_s + self.settings["leave_limit_s"])
         self.dismissed.add(member)
-        self.free_starts += member not in self.prepaid
 
     def _check_askstep(self, action, now_s):
         is_new = action.generation == self.generation not in self.asked
@@ -396,7 +467,7 @@ class Referee:
         require(is_new, "newcomers are announced once in a generation", action)
         is_due = self.ready and self.has_room() and not self.is_open()
         require(is_due, "newcomers are announced when they are ready", action)
-        is_ending = self.leaving() or self.preempting
+        is_ending = self.leaving() or self.preempting or self.generation in self.asked
         require(not is_ending, "no step is lost to newcomers at a handover", action)
         self.announced.add(action.generation)
 
@@ -450,7 +521,8 @@ class Referee:
             for member in members:
                 self.leave_by_s.setdefault(member, limit_s)
         else:
-            fits = self.settings["min_size"] <= size <= self.wanted
+            most = max(self.wanted, len(members) if self.leaving() else 0)
+            fits = self.settings["min_size"] <= size <= most
             require(fits, "the size is between min_size and the wanted size", size)
             newest = max(self.requests[member].committed for member in members)
             for one in self.leaving():
@@ -480,6 +552,7 @@ class Referee:
             self.without_step = rounds
             self.best_at_failure = max(self.best_at_failure, best)
         self.generation += 1
+        self.sizes.append(size)
         self.ranks, self.requests = new, {}
         self.ready = {m: own for m, own in self.ready.items() if m not in new}
         self.named, self.opened_s = set(), None

@@ -82,8 +82,15 @@ class World:
         self.now_s = 0.0
         self._events, self._count = [], 0
         size = rng.randint(2, 8)
+        self._growth = growth = Random(f"growth {seed}")
+        self._has_resizes = growth.random() < 0.5
+        # Otherwise a program ends its generation at once, as for newcomers.
+        self._hands_over = not self._has_resizes or growth.random() < 0.7
+        if self._has_resizes:
+            size = max(1, size - growth.randint(0, 3))
         self.settings = {
             "size": size,
+            "max_size": size + (growth.randint(0, 4) if self._has_resizes else 0),
             "min_size": min(rng.randint(1, size), rng.randint(1, size)),
             "max_restarts": rng.choice([0, 1, 3, 8, 30, 30]),
             "round_limit_s": 60.0,
@@ -96,6 +103,7 @@ class World:
         self.processes = {}
         self.generations = {}
         self._floor = 0
+        self.terminated = set()  # members that got SIGTERM
         self._pace_s = rng.choice([0.02, 0.3, 2.0])  # of messages
         self._knows_program = rng.random() < 0.8
         self._target = rng.randint(5, 120) if rng.random() < 0.4 else OPEN_END
@@ -390,6 +398,10 @@ class World:
         self._maybe_fault_when_asking()
 
     def _on_ask_step(self, process, action):
+        if not self._hands_over:
+            if not self.referee.preempting:  # else it is only killed
+                self._on_announce(process, Announce(action.generation))
+            return
         process.asked = max(process.asked, action.generation)
         if process.state == "running" and process.generation == action.generation:
             self._report_step(process)
@@ -425,10 +437,11 @@ class World:
         if process.has_term or process.state in ("exiting", "dead"):
             return
         has_state = process.committed >= 0 and process.state != "preparing"
-        if not has_state:
+        if not (has_state and self._hands_over):
             self._die(process, failed=True)
             return
         process.has_term = True
+        self.terminated.add(process.number)
         self._wish_to_leave(process)
 
     def _slow(self, process):
@@ -577,13 +590,29 @@ class World:
                 + ["exit"] * 4
             )
             if self._has_signals:
-                kinds += ["term"] * 80 + ["terms"] * 20 + ["preempt"] * 8
-                kinds += ["slow"] * 60
+                kinds += ["term"] * 80 + ["terms"] * 20 + ["preempt"] * 20
+                kinds += ["slow"] * 100
             kind = rng.choice([*kinds, "all"])
             self.later(time_s, self._fault, kind)
+        times += self._plan_resizes()
         self.last_fault_s = max(times, default=0.0) + 60.0
         self.later(self.last_fault_s, self._begin_calm)
         self.later(0.0, self._tick)
+
+    def _plan_resizes(self):
+        """Changes the wanted number of members; returns the times."""
+        growth, times = self._growth, []
+        for _ in range(growth.randint(1, 8) if self._has_resizes else 0):
+            first_s = growth.uniform(0, 150)
+            burst = growth.choice([1, 1, 2, 3])
+            times += [first_s + growth.uniform(0, 3) for _ in range(burst)]
+        most = self.settings["max_size"] + 2
+        for time_s in times:
+            self.later(time_s, self._resize, growth.randint(0, most))
+        return times
+
+    def _resize(self, wanted):
+        self._carry_out(self.referee.resize(wanted, self.now_s))
 
     def _begin_calm(self):
         self.calm = True
@@ -665,4 +694,6 @@ class World:
             if p.state != "dead" and p.number not in ready
         ]
         numbers = {p.generation for p in there if p.state == "running"}
+        if self.referee.leaving():
+            return False
         return len(numbers) == 1 and all(p.state == "running" for p in there)

@@ -73,6 +73,9 @@ class Job:
             )
         return actions
 
+    def resize(self, wanted):
+        return self.membership.resize(wanted, self.now_s)
+
     def preempt(self):
         return self.membership.preempt(self.now_s)
 
@@ -340,6 +343,11 @@ def test_spares_end_with_the_job():
 def test_min_size_lies_between_one_and_size(min_size):
     with pytest.raises(ValueError, match="1 <= min_size <= size"):
         Membership(2, min_size=min_size, max_restarts=0)
+
+
+def test_max_size_is_at_least_size():
+    with pytest.raises(ValueError, match="max_size >= size, got max_size 1, size 2"):
+        Membership(2, min_size=1, max_restarts=0, max_size=1)
 
 
 @pytest.mark.parametrize("name", ["max_restarts", "spares"])
@@ -867,3 +875,234 @@ def test_sigterm_counts_more_than_being_slow():
     assert job.after(24.0) == []
     [kill] = of(Kill, job.after(1.0))
     assert kill == Kill(1, "it did not end within 25 s")
+
+
+# ---- growing and shrinking ----
+
+
+def test_newcomers_are_started_when_the_job_may_grow_and_join_when_they_are_ready():
+    job = Job(2, max_size=4, max_restarts=0)
+    assert job.resize(4) == [Start(4), Start(5)]
+    assert job.ready(5) == [Announce(1)]
+    assert places(job.ask(0, 1)) == {0: 0, 1: 1, 5: 2}
+    assert job.ready(4) == [Announce(2)]
+    assert places(job.ask(0, 1, 5)) == {0: 0, 1: 1, 5: 2, 4: 3}
+    assert job.membership.restarts == 0
+
+
+def test_a_size_that_does_not_change_has_no_effect():
+    assert Job(2, max_size=4).resize(2) == []
+
+
+@pytest.mark.parametrize(("wanted", "size"), [(9, 4), (0, 2)])
+def test_the_size_stays_between_min_size_and_max_size(wanted, size):
+    job = Job(3, min_size=2, max_size=4)
+    job.resize(wanted)
+    job.ready(4)
+    job.ask(0, 1, 2)
+    assert len(job.membership.ranks) == size
+
+
+def test_the_highest_ranks_leave_after_a_step_when_the_job_shrinks():
+    job = Job(4)
+    assert job.resize(2) == [AskStep(1)]
+    assert job.at_step(7, 0, 1, 2) == []
+    assert job.at_step(6, 3) == [EndAt(1, 8)]
+    actions = job.ask(0, 1, 2, 3, committed=8)
+    assert members(of(Dismiss, actions)) == [2, 3]
+    assert places(actions) == {0: 0, 1: 1}
+    assert job.lose(2) + job.finish(3) == []  # their exit codes mean nothing
+    assert not job.membership.finished
+
+
+def test_a_member_that_got_sigterm_leaves_in_place_of_the_highest_rank():
+    job = Job(3)
+    job.leave(0)
+    job.resize(2)
+    assert members(of(Dismiss, job.ask(0, 1, 2))) == [0]
+    assert job.lose(0) == []  # nobody takes its place
+
+
+def test_a_lost_member_is_one_that_need_not_leave():
+    job = Job(3)
+    assert job.resize(2) == [AskStep(1)]
+    assert job.lose(0) == [Fail(1, 0, 0)]
+    assert places(job.ask(1, 2)) == {2: 0, 1: 1}
+
+
+def test_who_was_dismissed_has_to_end():
+    job = Job(2, leave_limit_s=25.0)
+    job.resize(1)
+    assert job.after(1000.0) == []  # a step may take long
+    job.ask(0, 1)
+    assert job.after(24.0) == []
+    assert members(job.after(1.0)) == [1]
+
+
+def test_members_that_were_asked_get_their_last_step_though_nobody_leaves_any_more():
+    """They wait for it."""
+    job = Job(2)
+    assert job.resize(1) == [AskStep(1)]
+    assert job.resize(2) == []
+    assert job.at_step(3, 0, 1) == [EndAt(1, 4)]
+    assert places(job.ask(0, 1)) == {0: 0, 1: 1}
+
+
+def test_newcomers_that_are_of_no_use_any_more_are_killed_the_last_ones_first():
+    job = Job(1, max_size=4, spares=1)
+    job.membership.begin(0.0)  # member 4
+    assert members(job.resize(4)) == [5, 6, 7]
+    job.ready(7)
+    kill_4, kill_5, kill_6 = job.resize(1)
+    assert [kill_4.member, kill_5.member, kill_6.member] == [4, 5, 6]
+    assert "the job may only have 1 rank now" in kill_4.reason
+    assert job.lose(4, 5, 6) == []
+    assert job.membership.start_failures == 0
+    job.membership._max_restarts = 0
+    assert members(of(Start, job.resize(3))) == [8, 9]  # they are no restarts
+
+
+def test_a_process_that_is_killed_as_of_no_use_is_waited_for_if_the_job_grows_again():
+    job = Job(1, max_size=2)
+    job.resize(2)
+    job.resize(1)
+    assert job.resize(2) == []  # its processors are not free yet
+    assert job.lose(2) == [Start(3)]
+
+
+def test_a_newcomer_of_a_job_that_grows_is_replaced_as_a_lost_member_is():
+    job = Job(1, max_size=2, max_restarts=1)
+    assert job.resize(2) == [Start(2)]
+    assert job.lose(2) == [Start(3)]
+    assert job.membership.restarts == 1
+    assert job.lose(3) == []
+
+
+def test_growth_starts_newcomers_again_after_several_have_failed():
+    job = Job(1, max_size=3)
+    assert members(job.resize(2)) == [3]
+    for newcomer in (3, 4, 5):
+        actions = job.lose(newcomer)
+    assert actions == []
+    assert members(job.resize(3)) == [6, 7]
+
+
+def test_a_loss_that_was_not_replaced_does_not_count_after_the_job_has_shrunk():
+    job = Job(2, max_size=2, max_restarts=0)
+    assert of(Start, job.lose(1)) == []
+    job.ask(0)
+    assert job.resize(1) == []
+    assert job.resize(2) == [Start(2)]
+
+
+def test_the_size_does_not_change_once_a_member_has_finished():
+    job = Job(2, max_size=4)
+    job.finish(1)
+    assert job.resize(4) == []
+    assert job.finish(0) == []
+    assert job.membership.finished
+
+
+def test_members_that_finish_before_they_leave_end_the_job():
+    job = Job(3)
+    job.resize(1)
+    job.finish(2, 1)
+    assert places(job.ask(0)) == {0: 0}
+    job.finish(0)
+    assert job.membership.finished
+
+
+def test_a_preempted_job_does_not_grow():
+    job = Job(1, max_size=2)
+    job.preempt()
+    assert job.resize(2) == []
+
+
+def test_the_first_newcomer_of_a_job_of_one_rank_has_a_number_above_two_ranks():
+    """Its program is shown two ranks, so that it is not rank 0 while it prepares."""
+    assert members(Job(1, spares=1).membership.begin(0.0)) == [2]
+
+
+# ---- slow members of a job that grows or shrinks ----
+
+
+def test_a_slow_member_leaves_first_when_the_job_shrinks_and_is_not_replaced():
+    job = Job(3)
+    assert job.replace(0) == [Start(3)]
+    kill, ask = job.resize(2)
+    assert kill.member == 3 and "no longer needed" in kill.reason
+    assert ask == AskStep(1)
+    assert job.kept(0) == "it leaves already"
+    actions = job.ask(0, 1, 2)
+    assert members(of(Dismiss, actions)) == [0] and places(actions) == {2: 0, 1: 1}
+    assert job.lose(0, 3) == [] and job.membership.restarts == 0
+
+
+def test_a_member_found_slow_while_the_job_shrinks_leaves_for_the_highest_rank():
+    job = Job(3)
+    job.resize(2)
+    assert job.replace(1) == []
+    assert members(of(Dismiss, job.ask(0, 1, 2))) == [1]
+
+
+def test_a_slow_member_waits_again_if_the_job_grows_before_it_has_left():
+    job = Job(3)
+    job.replace(0)
+    job.resize(2)
+    job.lose(3)
+    assert job.resize(3) == [Start(4)]
+    assert job.kept(0) == "its replacement is being started"
+    job.ready(4)
+    actions = job.ask(0, 1, 2)
+    assert members(of(Dismiss, actions)) == [0]
+    assert places(actions).keys() == {1, 2, 4}
+
+
+def test_a_slow_member_that_leaves_is_not_replaced_if_the_job_shrinks_meanwhile():
+    job = Job(3)
+    job.replace(1)
+    job.ready(3)
+    [kill] = job.resize(2)
+    assert kill.member == 3 and "no longer needed" in kill.reason
+    actions = job.ask(0, 1, 2)
+    assert members(of(Dismiss, actions)) == [1] and places(actions) == {0: 0, 2: 1}
+    assert job.lose(1, 3) == []
+
+
+def test_the_first_newcomer_of_a_job_that_grows_takes_the_place_of_a_slow_member():
+    job = Job(2, max_size=3, max_restarts=1)
+    assert job.replace(1) == [Start(3)]
+    assert job.resize(3) == [Start(4)]
+    assert job.ready(4) == [AskStep(1)]
+    assert len(places(job.ask(0, 1))) == 2
+    assert job.ready(3) == [Announce(2)]
+    assert len(places(job.ask(0, 4))) == 3
+    assert job.lose(1) == [] and job.membership.restarts == 0
+
+
+def test_a_loss_counts_as_a_restart_while_a_slow_member_is_replaced():
+    job = Job(3, max_restarts=1)
+    job.replace(1)
+    assert job.lose(2) == [Fail(1, 2, 2), Start(4)]
+    assert job.membership.restarts == 1
+    job.ready(3)
+    job.ask(0, 1)  # member 1 leaves
+    assert job.lose(1) == []
+    assert job.lose(4) == []  # --max-restarts 1 allows no more
+
+
+def test_a_newcomer_that_a_job_needs_to_grow_is_no_replacement_without_restarts():
+    job = Job(2, max_size=3, max_restarts=0)
+    job.resize(3)
+    assert job.kept(1) == "--max-restarts 0 allows no replacements"
+    job = Job(2, max_size=3, max_restarts=0, spares=1)
+    job.membership.begin(0.0)
+    assert job.kept(1) == ""
+
+
+def test_a_newcomer_ends_if_the_slow_member_stays_in_its_place():
+    job = Job(1)
+    assert job.replace(0) == [Start(2)]
+    [kill] = job.ready(2)
+    assert kill.member == 2 and "no longer needed" in kill.reason
+    assert job.lose(2) == []

@@ -34,18 +34,22 @@ def run(seed, membership=Membership):
 
 def test_no_simulated_job_breaks_a_rule():
     outcomes, kinds, reasons = Counter(), Counter(), Counter()
-    generations = slow = 0
+    generations = slow = grown = left = 0
     for seed in range(SEEDS):
         world, outcome = run(seed)
         outcomes[outcome] += 1
         kinds += world.referee.given
         generations += world.referee.generation
-        slow += len(world.referee.prepaid & world.referee.dismissed)
+        grown += max(world.referee.sizes) > world.referee.sizes[0]
+        handed_over = world.referee.dismissed
+        slow += len(handed_over & world.referee.were_slow)
+        left += len(handed_over - world.referee.were_slow - world.terminated)
         reasons.update(part for part in STOPS if part in (world.referee.stop or ""))
     # The worlds are neither so quiet nor so deadly that they show nothing.
     assert min(outcomes["finished"], outcomes["stopped"]) > SEEDS / 5
     assert outcomes["preempted"] > SEEDS / 20
     assert generations > 2 * SEEDS and slow > SEEDS / 30
+    assert min(grown, left) > SEEDS / 20
     assert len(kinds) == 10 and min(kinds.values()) > SEEDS / 20
     assert reasons.keys() == set(STOPS)
 
@@ -362,24 +366,22 @@ class DismissesBeforeTheEnd(Membership):
 
 @broken
 class DismissesTheNewestState(Membership):
-    def _dismiss(self, committed):
-        return super()._dismiss(-1)
+    def _dismiss(self, committed, now_s):
+        return super()._dismiss(-1, now_s)
 
 
 @broken
 class DismissesNobody(Membership):
-    def _dismiss(self, committed):
+    def _dismiss(self, committed, now_s):
         return []
 
 
 @broken
 class CountsHandoversAsRestarts(Membership):
-    def _starts_left(self):
-        return self._max_restarts - self.restarts
-
-    def _settle(self, now_s):
-        self._handovers.credit = 0
-        return super()._settle(now_s)
+    def _dismiss(self, committed, now_s):
+        dismissed = super()._dismiss(committed, now_s)
+        self._losses += len(dismissed) if self._max_restarts else 0
+        return dismissed
 
 
 @broken
@@ -444,6 +446,205 @@ class AnnouncesAtHandovers(Membership):
 class WaitsForLateLeavers(Membership):
     def __init__(self, size, **options):
         super().__init__(size, **{**options, "leave_limit_s": math.inf})
+
+
+# ---- growing and shrinking ----
+
+
+@broken
+class NeverGrows(Membership):
+    def resize(self, wanted, now_s):
+        return super().resize(min(wanted, self._size), now_s)
+
+
+@broken
+class NeverShrinks(Membership):
+    def resize(self, wanted, now_s):
+        return super().resize(max(wanted, self._size), now_s)
+
+
+@broken
+class GrowsWithoutLimit(Membership):
+    def resize(self, wanted, now_s):
+        self._max_size = max(self._max_size, wanted)
+        return super().resize(wanted, now_s)
+
+
+@broken
+class ShrinksBelowMinSize(Membership):
+    def resize(self, wanted, now_s):
+        least, self._min_size = self._min_size, 1
+        actions = super().resize(wanted, now_s)
+        self._min_size = least
+        return actions
+
+
+@broken
+class ChangesItsSizeAtTheEnd(Membership):
+    """Replaces members that have finished if the job may grow."""
+
+    def resize(self, wanted, now_s):
+        self._is_ending = False
+        return super().resize(wanted, now_s)
+
+
+@broken
+class TheLowestRanksLeave(Membership):
+    def _leaving(self):
+        wishing = self._wishing()
+        surplus = len(super()._leaving()) - len(wishing)
+        staying = [m for m in self._members() if m not in {*wishing, *self._killed}]
+        return [*wishing, *staying[:surplus]]
+
+
+@broken
+class TooManyLeave(Membership):
+    """Does not count those that leave anyway, because of SIGTERM."""
+
+    def _leaving(self):
+        staying = [m for m in self._members() if m not in self._killed]
+        return [*{*self._wishing(), *staying[self._size :]}]
+
+
+@broken
+class KillsMembersThatAreTooMany(Membership):
+    def resize(self, wanted, now_s):
+        actions = super().resize(wanted, now_s)
+        if not self._is_over():
+            for member in {*self._leaving()} - {*self._wishing()}:
+                actions += self._kill(member, "")
+        return actions
+
+
+@broken
+class LeavesMembersWaiting(Membership):
+    """Tells no last step if nobody leaves any more after the members were asked."""
+
+    def _end_generation(self):
+        if self._leaving() or self._is_preempting:
+            return super()._end_generation()
+        has_asked = self._handovers.has_asked
+        self._handovers.has_asked = lambda generation: False
+        actions = super()._end_generation()
+        self._handovers.has_asked = has_asked
+        return actions
+
+
+@broken
+class CountsGrowthAsRestarts(Membership):
+    def _free_starts(self):
+        return 0
+
+
+@broken
+class RemembersLossesOfALargerJob(Membership):
+    """Counts a process as a restart if ranks were lost before the job shrank."""
+
+    def _settle(self, now_s):
+        losses = self._losses
+        actions = super()._settle(now_s)
+        starts = sum(type(action).__name__ == "Start" for action in actions)
+        self._losses = max(self._losses, losses - starts)
+        return actions
+
+
+@broken
+class KeepsUselessNewcomers(Membership):
+    def _surplus_newcomers(self):
+        return []
+
+
+@broken
+class KillsTheFirstNewcomers(Membership):
+    """Kills newcomers that are ready, and keeps others that are not."""
+
+    def _surplus_newcomers(self):
+        surplus = len(super()._surplus_newcomers())
+        return [*self._ready(), *self._preparing()][:surplus]
+
+
+@broken
+class CountsUselessNewcomersAsLost(Membership):
+    def ended(self, member, *, failed, now_s):
+        self._surplus.discard(member)
+        return super().ended(member, failed=failed, now_s=now_s)
+
+
+@broken
+class NeverTriesAgain(Membership):
+    """Starts nobody in a job that grows if newcomers failed before."""
+
+    def resize(self, wanted, now_s):
+        failures = self.start_failures
+        actions = super().resize(wanted, now_s)
+        self.start_failures = failures
+        return actions
+
+
+@broken
+class TriesAgainInASmallerJob(Membership):
+    def resize(self, wanted, now_s):
+        if wanted < self._size:
+            self.start_failures = 0
+        return super().resize(wanted, now_s)
+
+
+# ---- slow members of a job that grows or shrinks ----
+
+
+@broken
+class KeepsSlowMembersOfASmallerJob(Membership):
+    """Lets the highest ranks leave, although another member waits to be replaced."""
+
+    def _leaving(self):
+        slow, self._slow = self._slow, None
+        leaving = super()._leaving()
+        self._slow = slow
+        return leaving
+
+
+@broken
+class ReplacesSlowMembersOfASmallerJob(Membership):
+    """Starts a replacement of a slow member that leaves because the job shrinks."""
+
+    def _wanted_spares(self):
+        waits = self._slow in self._members() and self._max_restarts > 0
+        return max(self._spares, waits)
+
+
+@broken
+class KillsReplacementsOfSlowMembers(Membership):
+    """Keeps only the newcomers that have a place already."""
+
+    def _surplus_newcomers(self):
+        useful = self._vacancies() + self._spares
+        newcomers = [*self._ready(), *self._preparing()]
+        return super()._surplus_newcomers() and newcomers[useful:]
+
+
+@broken
+class CountsReplacementsOfSlowMembersAsRestarts(Membership):
+    def replace(self, member, now_s):
+        if not self.reason_to_keep(member, now_s):
+            self._losses += 1
+        return super().replace(member, now_s)
+
+
+@broken
+class ForgetsLossesWhenSlowMembersLeave(Membership):
+    """Takes the replacement of a slow member for that of a lost one."""
+
+    def _missing(self):
+        leaving = len(self._leaving())
+        return max(0, super()._missing() - leaving)
+
+
+@broken
+class ReplacesSlowMembersByThoseThatGrow(Membership):
+    """Uses newcomers that the job needs, although no others can be started."""
+
+    def _may_replace(self):
+        return bool(self._ready() or self._preparing()) or super()._may_replace()
 
 
 @pytest.mark.parametrize("membership", BROKEN, ids=lambda broken: broken.__name__)

@@ -9,14 +9,23 @@ sends a *request* for its place in the next generation. The first request opens 
 request or ended. Therefore no member can still run steps of a generation when the next
 one is formed.
 
-A *newcomer* is a process that was started to replace a lost member and has no place in
-a generation yet. It prepares itself (imports and traces), and sends a request when it
-is ready.
+A *newcomer* is a process that was started to replace a lost member, or because the job
+grows, and has no place in a generation yet. It prepares itself (imports and traces),
+and sends a request when it is ready.
 
 A member that gets SIGTERM wants to *leave*. The generation then ends after a step that
 all its members have committed (see `membership_handover`), and the member is dismissed
 when the round closes. If the whole job gets SIGTERM, or too few members would be left,
 the members form a last generation, in which they save and end: the job is *preempted*.
+
+The wanted number of members can change (`Membership.resize`). If it grows, newcomers
+are started. If it shrinks, the members with the highest ranks leave in the same way as
+after SIGTERM, and newcomers that have no use any more are killed.
+
+A member that is *slow* is replaced on request (`Membership.replace`). It leaves when a
+newcomer is ready to take its place, which may be one that was started because the job
+grows: a further one follows. If the job shrinks before, the slow member is the first
+that leaves, without a replacement.
 
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
@@ -59,12 +68,14 @@ class Membership(MembershipState):
     only then is it certain that it runs no more steps.
 
     Args:
-        size: number of members at the start, and the largest size of a generation. It
-            falls by one when a member ends with exit code 0: such a member has
-            finished, and is not replaced.
+        size: number of members at the start, and the largest size of a generation
+            until `resize` changes it. It falls by one when a member ends with exit code
+            0: such a member has finished, and is not replaced.
         min_size: smallest size of a generation. If fewer members are left, the job
             waits for replacements. If they cannot become enough, the job stops.
-        max_restarts: largest number of replacements that are started.
+        max_restarts: largest number of replacements that are started for lost members
+            and newcomers.
+        max_size: largest size that `resize` may set. Default: `size`.
         spares: number of processes that are kept ready to take the place of a lost
             member at once; `begin` starts them. Those that replace them count as
             replacements.
@@ -79,8 +90,8 @@ class Membership(MembershipState):
         replace_every_s: seconds between two replacements of slow members, at least.
 
     Attributes:
-        restarts: number of replacements that were started, without those for members
-            that have left after SIGTERM, or because they were slow.
+        restarts: number of processes that were started in place of lost ones. Those for
+            members that have left or are slow, or because the job grows, do not count.
         committed: largest number of committed steps in any request; -1 before the first
             one.
         program: program of the members, by their latest request; "" if it is not known.
@@ -92,7 +103,8 @@ class Membership(MembershipState):
         preempted: whether the last generation, in which the members save, was formed.
 
     Raises:
-        ValueError: min_size is not in 1 to size, or max_restarts or spares is negative.
+        ValueError: min_size is not in 1 to size, max_size is less than size, or
+            max_restarts or spares is negative.
 
     Example:
         >>> from tfdist.launch.membership import Membership, Request
@@ -152,14 +164,39 @@ class Membership(MembershipState):
         elif member in self._ranks:
             if failed:
                 self._failed.add(member)
+                self._losses += 1
             else:
-                self._size -= 1
+                self._is_ending = True
+                if len(self._members()) < self._size:  # else one less has to leave
+                    self._size -= 1
             if any(other not in self._requests for other in self._members()):
                 actions.append(Fail(self._generation, member, self._ranks[member]))
-        elif member in self._unready:
-            self._unready.remove(member)
-            self.start_failures += 1
+        elif member not in self._surplus:
+            self._losses += 1
+            self.start_failures += member in self._unready
+        self._unready.discard(member)
         return [*actions, *self._settle(now_s)]
+
+    def resize(self, wanted: int, now_s: float) -> list[Action]:
+        """Handles a change of the number of ranks that the job may have.
+
+        The new size is at least `min_size`, and at most `max_size`. It has no effect
+        once a member has ended with exit code 0: the training is at its end then.
+
+        A larger size starts a new series of newcomers: earlier ones that have failed
+        before they were ready do not count any more.
+
+        Args:
+            wanted: number of ranks that there is room for.
+            now_s: current time.
+        """
+        size = min(max(wanted, self._min_size), self._max_size)
+        if self._is_over() or self._is_ending or size == self._size:
+            return []
+        if size > self._size:
+            self.start_failures = 0
+        self._size = size
+        return self._settle(now_s)
 
     def leave(self, member: int, now_s: float) -> list[Action]:
         """Handles the wish of a member to leave after a step, because it got SIGTERM.
@@ -175,13 +212,13 @@ class Membership(MembershipState):
         """Handles the wish of a member to be replaced because it is slow.
 
         A newcomer is started, unless a spare is there. When one is ready, the member
-        leaves, so that the job does not go on with fewer members meanwhile. Nothing
-        happens if there is a `reason_to_keep` it.
+        leaves, so that the job does not go on with fewer members meanwhile. If the job
+        shrinks, the member leaves without a replacement. Nothing happens if there is a
+        `reason_to_keep` it.
         """
         if self.reason_to_keep(member, now_s):
             return []
         self._slow, self._slow_since_s = member, now_s
-        self._handovers.prepay(member)
         return self._settle(now_s)
 
     def at_step(
@@ -297,39 +334,43 @@ class Membership(MembershipState):
         if not self._members():
             return self._end(now_s)
         self._keep_needed_members()
-        actions: list[Action] = []
+        actions = self._kill_surplus()
         if self._is_complete():
             actions += self._close(now_s)
         if self._is_over():
             return actions
         self._let_slow_member_leave(now_s)
         self._keep_needed_members()
+        actions += self._kill_surplus()
         if self._is_open():
             self._opened_s = now_s if self._opened_s is None else self._opened_s
         else:
             self._opened_s = None
             actions += self._end_generation()
-        # If too many members have finished, no replacement makes them enough again.
-        extra = max(self._spares, self._slow is not None)
-        wanted = self._size + extra if self._size >= self._min_size else 0
-        if self._is_preempting or self.preempted:
-            wanted = 0
-        while len(self._live) < wanted and self._may_start():
-            actions.append(self._start(now_s))
-            if self._handovers.credit:
-                self._handovers.credit -= 1
-            else:
+        self._losses = min(self._losses, self._missing())
+        while len(self._live) < self._wanted_processes() and self._may_start():
+            if self._free_starts() == 0:
+                self._losses -= 1
                 self.restarts += 1
+            actions.append(self._start(now_s))
+        return actions
+
+    def _kill_surplus(self) -> list[Action]:
+        """Kills newcomers that the job has no use for any more."""
+        actions: list[Action] = []
+        for member in self._surplus_newcomers():
+            self._surplus.add(member)
+            actions += self._kill(member, reasons.shrinks(self._size))
         return actions
 
     def _let_slow_member_leave(self, now_s: float) -> None:
         """Lets a slow member leave as soon as a newcomer can take its place."""
-        if self._slow is None:
+        if self._slow is None or self._slow in self._leaving():
             return
-        if self._slow in self._members() and self._ready():
-            self._handovers.leave_as_slow(self._slow, now_s, self._round_limit_s)
+        if self._slow not in self._members() or not self._may_replace():
             self._slow = None
-        elif self._slow not in self._members() or not self._may_replace():
+        elif self._ready():
+            self._handovers.leave_as_slow(self._slow, now_s, self._round_limit_s)
             self._slow = None
 
     def _keep_needed_members(self) -> None:
@@ -338,10 +379,13 @@ class Membership(MembershipState):
             self._handovers.keep_slow()
 
     def _end_generation(self) -> list[Action]:
-        """Ends the running generation if members leave, or newcomers are ready."""
+        """Ends the running generation if members leave, or newcomers are ready.
+
+        Members that were asked for their steps wait for the last one, even if no member
+        leaves any more.
+        """
         if self.preempted:
             return []
-        # Members that were asked for their steps wait, also if none leaves any more.
         was_asked = self._handovers.has_asked(self._generation)
         if self._is_preempting or self._leaving() or was_asked:
             return self._handovers.end_generation(self._generation, self._members())
@@ -385,13 +429,14 @@ class Membership(MembershipState):
         for newcomer in self._ready():
             if reason := self._other_program(self._requests[newcomer]):
                 actions += self._refuse(newcomer, reason, now_s)
+        self._keep_needed_members()  # a refused newcomer takes nobody's place
         committed = max(self._requests[one].committed for one in self._members())
         if committed < 0:
             reason = reasons.state_lost(self._generation)
             return [*actions, *self._stop(reason, now_s)]
         if self._must_end():
             return [*actions, *self._form_last(now_s)]
-        actions += self._dismiss(committed)
+        actions += self._dismiss(committed, now_s)
         members = self._members()
         newcomers = self._ready()[: max(0, self._size - len(members))]
         is_after_loss = len(members) < len(self._ranks.keys() - self.left)
@@ -420,7 +465,7 @@ class Membership(MembershipState):
             return False
         return leaving == len(self._members()) or self._largest_size() < self._min_size
 
-    def _dismiss(self, committed: int) -> list[Action]:
+    def _dismiss(self, committed: int, now_s: float) -> list[Action]:
         """Dismisses the members that leave, unless only they have the newest state.
 
         Then they take part in one more generation, and give their state to the others.
@@ -429,9 +474,11 @@ class Membership(MembershipState):
         staying = [m for m in self._members() if m not in leaving]
         if max(self._requests[member].committed for member in staying) < committed:
             return []
+        if not self._max_restarts:  # also those that got SIGTERM are not replaced
+            self._losses += len(self._wishing())
         for member in leaving:
             del self._requests[member]
-            self._handovers.dismiss(member)
+            self._handovers.dismiss(member, now_s)
         return [Dismiss(member) for member in leaving]
 
     def _form_last(self, now_s: float) -> list[Action]:

@@ -29,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a replacement process under this number."""
+    """Start a newcomer under this number."""
 
     member: int
 

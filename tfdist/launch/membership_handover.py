@@ -1,4 +1,4 @@
-"""Members of an elastic job that leave in order: after SIGTERM, or if they are slow.
+"""Members of an elastic job that leave in order: after SIGTERM, replaced, or too many.
 
 A *handover* loses no step. The members of the generation report how many steps they
 have committed, and wait at their next commit for the step after which the generation
@@ -20,13 +20,11 @@ class Handovers:
         limit_s: seconds from SIGTERM to a member's end, after which it is killed.
 
     Attributes:
-        deadlines_s: when each member that wants to leave has to have ended.
+        deadlines_s: when each member that got SIGTERM, is replaced because it is slow,
+            or was dismissed, has to have ended.
         limits_s: how long each of them has had until then.
         slow: members that leave because they are slow, and not after SIGTERM.
-        prepaid: members in whose place a process may be started before they leave.
         dismissed: members that have left; their processes may not have ended yet.
-        credit: number of dismissed or slow members in whose place no process was
-            started yet.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -34,9 +32,7 @@ class Handovers:
         self.deadlines_s: dict[int, float] = {}
         self.limits_s: dict[int, float] = {}
         self.slow: set[int] = set()
-        self.prepaid: set[int] = set()
         self.dismissed: set[int] = set()
-        self.credit = 0
         self._asked_generation = 0  # the last one whose members were asked
         self._ended_generation = 0  # the last one that was given its last step
         self._steps: dict[int, int] = {}  # commits of the members that have reported
@@ -69,17 +65,12 @@ class Handovers:
         self.limits_s[member] = limit_s
         self.deadlines_s[member] = now_s + limit_s
 
-    def prepay(self, member: int) -> None:
-        """Lets a process be started in place of a member that is still there."""
-        self.prepaid.add(member)
-        self.credit += 1
-
-    def dismiss(self, member: int) -> None:
-        """Notes that a member has left its generation."""
+    def dismiss(self, member: int, now_s: float) -> None:
+        """Notes that a member has left its generation, and has to end."""
         self.dismissed.add(member)
         self.slow.discard(member)
-        if member not in self.prepaid:
-            self.credit += 1
+        if member not in self.deadlines_s:
+            self._set_limit(member, now_s, self._limit_s)
 
     def report(self, member: int, committed: int) -> None:
         """Notes how many steps a member of the newest generation has committed."""

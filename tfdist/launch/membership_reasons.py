@@ -30,6 +30,12 @@ def other_program() -> str:
     )
 
 
+def shrinks(size: int) -> str:
+    """Describes a newcomer for which there is no room any more."""
+    noun = "rank" if size == 1 else "ranks"
+    return f"it is no longer needed, since the job may only have {size} {noun} now"
+
+
 def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
     """Describes a generation all of whose members failed."""
     return (

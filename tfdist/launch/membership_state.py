@@ -60,6 +60,7 @@ class MembershipState:
         *,
         min_size: int,
         max_restarts: int,
+        max_size: int | None = None,
         spares: int = 0,
         round_limit_s: float = ROUND_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
@@ -70,6 +71,11 @@ class MembershipState:
             raise ValueError(
                 f"expected 1 <= min_size <= size, got min_size {min_size}, size {size}"
             )
+        max_size = size if max_size is None else max_size
+        if max_size < size:
+            raise ValueError(
+                f"expected max_size >= size, got max_size {max_size}, size {size}"
+            )
         if max_restarts < 0 or spares < 0:
             raise ValueError(
                 "expected max_restarts >= 0 and spares >= 0, got max_restarts "
@@ -77,6 +83,8 @@ class MembershipState:
             )
         self._size = size
         self._min_size = min_size
+        self._max_size = max_size
+        self._is_ending = False  # a member has ended with exit code 0
         self._max_restarts = max_restarts
         self._spares = spares
         self._round_limit_s = round_limit_s
@@ -88,6 +96,8 @@ class MembershipState:
         self._live = set(range(size))
         self._failed: set[int] = set()  # members whose exit code was not 0
         self._killed: set[int] = set()
+        self._surplus: set[int] = set()  # newcomers that were killed by a shrinking job
+        self._losses = 0  # processes that were lost, and have not been replaced
         self._refused: dict[int, str] = {}  # with the reason
         # Requests that are not answered yet, in the order of their arrival.
         self._requests: dict[int, Request] = {}
@@ -104,7 +114,9 @@ class MembershipState:
         self.preempted = False
         self._is_saved = False  # all members of a preempted job have ended
         self.restarts = 0
-        self._next_member = size
+        # A newcomer's number is larger than any rank that its program is shown. While
+        # it prepares, it is never rank 0: a job of one rank shows it two.
+        self._next_member = max(max_size, 2)
         self.start_failures = 0
         self.program = ""
         self.committed = -1
@@ -137,9 +149,22 @@ class MembershipState:
         """Returns the live members of the newest generation that were not dismissed."""
         return [m for m in self._ranks if m in self._live and m not in self.left]
 
-    def _leaving(self) -> list[int]:
-        """Returns the members that want to leave."""
+    def _wishing(self) -> list[int]:
+        """Returns the members that leave after SIGTERM, or because they are slow."""
         return [m for m in self._members() if m in self._handovers.deadlines_s]
+
+    def _leaving(self) -> list[int]:
+        """Returns the members that leave: those above, and those that are too many.
+
+        If there are too many, a slow member leaves that waits for its replacement, and
+        then the members with the highest ranks.
+        """
+        wishing = self._wishing()
+        staying = [
+            m for m in self._members() if m not in wishing and m not in self._killed
+        ]
+        staying.sort(key=lambda member: (member == self._slow, self._ranks[member]))
+        return [*wishing, *staying[self._size :]]
 
     def _ready(self) -> list[int]:
         """Returns the newcomers that can join, in the order of their readiness."""
@@ -167,8 +192,35 @@ class MembershipState:
     def _is_over(self) -> bool:
         return self.finished or self._is_saved or bool(self.stop_reason)
 
+    def _vacancies(self) -> int:
+        """Returns the number of places for newcomers in the next generation."""
+        return max(0, self._size - len(self._members()) + len(self._leaving()))
+
+    def _wanted_spares(self) -> int:
+        """Returns the number of newcomers that are kept for places not yet vacant."""
+        waits = self._slow in self._members() and self._slow not in self._leaving()
+        return max(self._spares, waits and self._max_restarts > 0)
+
+    def _surplus_newcomers(self) -> list[int]:
+        """Returns the newcomers that the job has no use for, because it shrinks."""
+        if self._is_preempting or self.preempted:
+            return []
+        useful = self._vacancies() + self._wanted_spares()
+        return [*self._ready(), *self._preparing()][useful:]
+
+    def _wanted_processes(self) -> int:
+        """Returns the number of processes that the job is meant to have."""
+        # If too many members have finished, no replacement makes them enough again.
+        is_over = self._is_preempting or self.preempted or self._size < self._min_size
+        return 0 if is_over else self._size + self._wanted_spares()
+
+    def _missing(self) -> int:
+        """Returns the number of processes that are missing when members have left."""
+        there = self._live - self.left - self._surplus - set(self._leaving())
+        return max(0, self._wanted_processes() - len(there))
+
     def _may_start(self) -> bool:
-        """Returns whether one more replacement may be started."""
+        """Returns whether one more process may be started."""
         return self._starts_left() > 0 and self.start_failures < START_FAILURES
 
     def reason_to_keep(self, member: int, now_s: float) -> str:
@@ -195,19 +247,23 @@ class MembershipState:
         return ""
 
     def _may_replace(self) -> bool:
-        """Returns whether a newcomer can take the place of a member that leaves."""
-        if self._ready() or self._preparing():
+        """Returns whether a newcomer can take the place of a member that is slow."""
+        if self._max_restarts > 0 and self.start_failures < START_FAILURES:
             return True
-        return self._max_restarts > 0 and self.start_failures < START_FAILURES
+        return len([*self._ready(), *self._preparing()]) > self._vacancies()
+
+    def _free_starts(self) -> int:
+        """Returns the number of missing processes that replace no lost one.
+
+        They join because the job grows, or take the place of a member that leaves. With
+        max_restarts=0, members that leave are not replaced.
+        """
+        not_replaced = 0 if self._max_restarts else len(self._wishing())
+        return max(0, self._missing() - self._losses - not_replaced)
 
     def _starts_left(self) -> int:
-        """Returns the number of replacements that the limit still allows.
-
-        A replacement of a member that has left after SIGTERM does not count. With the
-        limit 0, none is started.
-        """
-        free = self._handovers.credit if self._max_restarts else 0
-        return self._max_restarts - self.restarts + free
+        """Returns the number of processes that may still be started now."""
+        return self._max_restarts - self.restarts + self._free_starts()
 
     def _largest_size(self) -> int:
         """Returns the largest size that the next generation can reach by waiting.
@@ -215,8 +271,8 @@ class MembershipState:
         Members that want to leave are not part of it, but may be replaced.
         """
         preparing, leaving = len(self._preparing()), len(self._leaving())
-        free = len(set(self._leaving()) - self._handovers.prepaid)
-        starts = self._starts_left() + (free if self._max_restarts else 0)
+        preparing, leaving = len(self._preparing()), len(self._leaving())
+        starts = self._starts_left()
         # A newcomer that becomes ready ends the series of failed starts.
         if self.start_failures >= START_FAILURES and not preparing:
             starts = 0
