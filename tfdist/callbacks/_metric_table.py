@@ -19,28 +19,33 @@ _OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def rows_of_next_ranks(
-    rows: np.ndarray, places: Sequence[int], rules: Sequence[str]
+    rows: np.ndarray,
+    places: Sequence[int],
+    rules: Sequence[str],
+    initial: np.ndarray,
 ) -> np.ndarray:
     """Returns the states of the metrics for the ranks of the next generation.
 
-    A rank that stays keeps its states. A newcomer continues those of a lost rank. If
-    more ranks were lost than newcomers have joined, rank 0 adds their states to its
-    own, so that no sample is missing from the metrics of all ranks.
+    A rank that stays keeps its states. A newcomer continues those of a rank that was
+    lost or has left. If fewer newcomers have joined, rank 0 adds the states that are
+    left to its own, so that no sample is missing from the metrics of all ranks. If more
+    have joined, because the job grows, the others begin with states of no sample.
 
     Args:
         rows: of shape [number of earlier ranks, number of states].
         places: for each of the next ranks its row, -1 for a newcomer.
         rules: how states are combined: "sum", "max" or "min", one for each state.
+        initial: the states of metrics that have seen no sample.
 
     Example:
         >>> import numpy as np
         >>> from tfdist.callbacks._metric_table import rows_of_next_ranks
         >>> rows = np.array([[1.0], [20.0], [300.0], [4000.0]])
-        >>> rows_of_next_ranks(rows, [2, 0, -1], ["sum"]).ravel().tolist()
+        >>> rows_of_next_ranks(rows, [2, 0, -1], ["sum"], np.zeros(1)).ravel().tolist()
         [4300.0, 1.0, 20.0]
     """
     lost = [place for place in range(len(rows)) if place not in places]
-    found = np.zeros((len(places), rows.shape[1]))
+    found = np.tile(initial, (len(places), 1))
     for rank, place in enumerate(places):
         if place >= 0:
             found[rank] = rows[place]
@@ -78,18 +83,24 @@ class MetricTable:
             for state in states
             for _ in range(int(np.prod(state.variable.shape)))
         ]
+        model.reset_metrics()  # as at the start of each epoch
+        self._initial = self._own_states().numpy()
         self.rows: np.ndarray | tf.Tensor | None = None
         self.generation = 0
 
         @tf.function(jit_compile=False, autograph=False)
         def exchange() -> tf.Tensor:
-            own = [
-                tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float64), [-1])
-                for v in self._variables
-            ]
-            return collectives.allgather(tf.concat(own, 0)[tf.newaxis], name=name)
+            return collectives.allgather(self._own_states()[tf.newaxis], name=name)
 
         self._exchange = exchange
+
+    def _own_states(self) -> tf.Tensor:
+        """Returns the states of this process, of shape [number of states]."""
+        own = [
+            tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float64), [-1])
+            for v in self._variables
+        ]
+        return tf.concat(own, 0)
 
     def exchange(self, generation: int) -> None:
         """Exchanges the states of all ranks; all ranks call it."""
@@ -117,7 +128,7 @@ class MetricTable:
         """
         self.rows = None
         if rows is not None:
-            self.rows = rows_of_next_ranks(rows, places, self._rules)
+            self.rows = rows_of_next_ranks(rows, places, self._rules, self._initial)
         self.generation = generation
 
     def assign(self, rank: int) -> None:
@@ -125,7 +136,8 @@ class MetricTable:
         if self.rows is None:
             self._model.reset_metrics()
             return
-        for variable, value in zip(self._variables, self._values(rank), strict=True):
+        values = self._values(np.asarray(self.rows)[rank])
+        for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
 
     def snapshot(self, rank: int) -> Snapshot:
@@ -133,17 +145,17 @@ class MetricTable:
         if self.rows is None:
             return self.empty_snapshot()
         found = Snapshot(self._model)
-        found.set_values(self._values(rank))
+        found.set_values(self._values(np.asarray(self.rows)[rank]))
         return found
 
     def empty_snapshot(self) -> Snapshot:
         """Returns the states of metrics that have seen no sample."""
         found = Snapshot(self._model)
-        found.set_values([np.zeros_like(value) for value in found.values])
+        found.set_values(self._values(self._initial))
         return found
 
-    def _values(self, rank: int) -> list[np.ndarray]:
-        row = np.asarray(self.rows)[rank]
+    def _values(self, row: np.ndarray) -> list[np.ndarray]:
+        """Returns the states in a row, one array for each variable."""
         sizes = [int(np.prod(v.shape)) for v in self._variables]
         parts = np.split(row, np.cumsum(sizes)[:-1])
         return [

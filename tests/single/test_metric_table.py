@@ -1,0 +1,57 @@
+"""Metrics of the ranks of an elastic fit, when the ranks change."""
+
+import keras
+import numpy as np
+
+from tfdist.callbacks._metric_table import MetricTable, rows_of_next_ranks
+
+RULES = ["sum", "max", "min"]
+INITIAL = np.array([0.0, -np.inf, np.inf])
+ROWS = np.array([[1.0, 5.0, 2.0], [20.0, 4.0, 1.0]])
+
+
+def combined(rows):
+    return [rows[:, 0].sum(), rows[:, 1].max(), rows[:, 2].min()]
+
+
+def test_further_ranks_begin_with_no_sample_and_change_no_metric():
+    """0 would be the smallest value of all."""
+    found = rows_of_next_ranks(ROWS, [0, 1, -1, -1], RULES, INITIAL)
+    assert np.array_equal(found[:2], ROWS) and np.array_equal(found[2:], [INITIAL] * 2)
+    assert combined(found) == combined(ROWS)
+
+
+def test_the_samples_of_ranks_that_have_left_are_kept():
+    found = rows_of_next_ranks(ROWS, [0], RULES, INITIAL)
+    assert combined(found) == combined(ROWS)
+
+
+class Smallest(keras.metrics.Metric):
+    """The smallest target; it has seen none at the start."""
+
+    tfdist_merge = {"value": "min"}
+
+    def __init__(self):
+        super().__init__(name="smallest")
+        self.value = self.add_weight(name="value", shape=(), initializer=_infinite)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.minimum(self.value, keras.ops.min(y_true)))
+
+    def result(self):
+        return self.value.value
+
+    def reset_state(self):
+        self.value.assign(np.inf)
+
+
+def _infinite(shape, dtype):
+    return keras.ops.full(shape, np.inf, dtype)
+
+
+def test_the_states_without_a_sample_are_those_after_a_reset():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=[Smallest()])
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    table = MetricTable(model, "metrics")
+    assert np.inf in [float(value) for value in table.empty_snapshot().values]
