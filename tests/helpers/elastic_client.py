@@ -227,7 +227,7 @@ class Loop:
             return
         self._snapshot = self._state.copy()
         self._commit(step + 1)
-        self._generations.end_for_newcomers()
+        self._generations.end_for_change()
         if self._generations.has_ended():
             self._enter_next()
 
@@ -287,7 +287,9 @@ class Loop:
 
     def _enter_next(self) -> None:
         failure = native.failure()
-        self._was_for_join = failure is not None and "ready to join" in failure.message
+        self._was_for_join = (
+            failure is not None and "number of ranks" in failure.message
+        )
         self._state = self._snapshot.copy()
         self._generations.enter_next(self.committed, PROGRAM, self._share)
 

@@ -189,9 +189,7 @@ def test_when_newcomers_are_ready_the_function_is_called_again_as_it_is(
 ):
     state = Recorded(monkeypatch)
     are_ready = iter([True, False])
-    monkeypatch.setattr(
-        *(Generations, "has_ready_newcomers", lambda _: next(are_ready))
-    )
+    monkeypatch.setattr(*(Generations, "is_change_due", lambda _: next(are_ready)))
     assert state.run() == 3 + 5
     assert state.events == ["sync", "call", "enter 1", "reset", "sync", "call"]
     state.check_host_updates()  # outside of the function, it does nothing

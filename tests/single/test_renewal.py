@@ -14,6 +14,7 @@ from tfdist.core.rendezvous.store import (
     StoreThread,
     answer_key,
     ask_step_key,
+    change_key,
     end_key,
     join_key,
 )
@@ -73,6 +74,21 @@ def test_a_request_ends_with_an_error_when_tfdistrun_ends(launcher):
     with pytest.raises(RendezvousError):
         renewal.ask_for_place(launcher.environ, 7, REQUEST)
     end.join()
+
+
+@deadline(30)
+@pytest.mark.parametrize("for_leavers", [True, False])
+def test_a_program_that_does_not_hand_over_is_told_of_every_change(
+    launcher, for_leavers
+):
+    notice = renewal.JoinNotice(launcher.environ, 3, for_leavers=for_leavers)
+    launcher.store.set(change_key(3), True)
+    if for_leavers:
+        until(lambda: notice.received)
+    else:
+        until(lambda: "elastic/begun/3" in launcher.keys)
+        assert not notice.received
+    notice.close()
 
 
 @deadline(30)

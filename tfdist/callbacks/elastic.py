@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -69,6 +70,8 @@ class Elastic(RankCallback):
             does not call `self.compute_loss`.
         tfdist.RankFailedError: a rank was lost and the job cannot go on. The weights
             are those of the last completed step.
+        SystemExit: with code 143 on a rank that leaves, and on all ranks of a job that
+            is preempted (docs/elastic.md).
 
     Example:
         >>> import keras, numpy as np, tfdist
@@ -133,7 +136,9 @@ class Elastic(RankCallback):
         options = getattr(self.model.optimizer, "tfdist_options", None)
         if options is None or options.op != ReduceOp.AVERAGE:
             return False
-        sizes = range(1, runtime.size() + 1) if is_elastic else [runtime.size()]
+        sizes: Sequence[int] = [runtime.size()]
+        if is_elastic:
+            sizes = range(1, renewal.largest_size(os.environ) + 1)
         return any(self._source.global_batch % size for size in sizes)
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:

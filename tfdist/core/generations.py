@@ -4,9 +4,9 @@ A generation ends for all of its ranks when one of them is lost, or when a newco
 ready to join. The ranks that are left then ask tfdistrun for their places
 (`rendezvous.renewal`), connect again, and share the state of the training.
 
-It also ends after a step when a rank wants to leave, because it got SIGTERM or because
-it is slow and is replaced (`tfdist.callbacks.Stragglers`). The ranks agree on the step
-through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
+It also ends after a step when a rank leaves because it got SIGTERM, because it is slow
+and is replaced (`tfdist.callbacks.Stragglers`), or because the job shrinks. The ranks
+agree on the step through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tfdist.core.rendezvous import renewal
 from tfdist.core.rendezvous.errors import rank_failed
 from tfdist.core.term_signal import TermSignal
 
-_JOIN_CAUSE = "new ranks are ready to join"
+_CHANGE_CAUSE = "the number of ranks changes"
 _LEAVE_CAUSE = "its program goes back to its last commit"
 _HANDOVER_CAUSE = "a rank leaves after a step"
-_CAUSES = (_JOIN_CAUSE, _LEAVE_CAUSE, _HANDOVER_CAUSE)  # no rank was lost
+_CAUSES = (_CHANGE_CAUSE, _LEAVE_CAUSE, _HANDOVER_CAUSE)  # no rank was lost
 _JOIN_NOTICE = "join notice"
 _END_NOTICE = "end notice"
 _AGREE_S = 30.0  # for the ranks to agree on the last step of a generation
@@ -46,9 +46,10 @@ class Generations:
             the rank's own values, so that the step runs to its end, where it is undone.
             Otherwise it raises.
         progress: function that returns the number of commits of this rank, and the one
-            after which it takes no more steps. With it, the rank hands over on SIGTERM:
-            call `ends_after_commit` after each commit. None: SIGTERM has its usual
-            effect.
+            after which it takes no more steps. With it, the rank hands over on SIGTERM,
+            and when the job shrinks: call `ends_after_commit` after each commit. None:
+            SIGTERM has its usual effect, and a job that shrinks ends the generation as
+            it does for newcomers.
 
     Attributes:
         is_elastic: whether the job is elastic (`tfdistrun --min-np`).
@@ -109,7 +110,7 @@ class Generations:
         """
         notice = runtime.state.resources.get(_END_NOTICE)
         if not isinstance(notice, renewal.EndNotice) or not notice.was_asked:
-            self.end_for_newcomers()
+            self.end_for_change()
             return self.has_ended()
         deadline_s = time.monotonic() + _AGREE_S
         while native.failure() is None:
@@ -140,15 +141,18 @@ class Generations:
         """
         return not self.is_newcomer and native.take_hidden() == 0
 
-    def has_ready_newcomers(self) -> bool:
-        """Returns whether newcomers are ready to join; only rank 0 knows."""
+    def is_change_due(self) -> bool:
+        """Returns whether newcomers are ready to join; only rank 0 knows.
+
+        In a program that does not hand over, also whether ranks have to leave.
+        """
         notice = runtime.state.resources.get(_JOIN_NOTICE)
         return isinstance(notice, renewal.JoinNotice) and notice.received
 
-    def end_for_newcomers(self) -> None:
-        """Ends the current generation on all ranks if newcomers are ready to join."""
-        if self.has_ready_newcomers():
-            _end_on_all_ranks(_JOIN_CAUSE)
+    def end_for_change(self) -> None:
+        """Ends the current generation on all ranks if `is_change_due`."""
+        if self.is_change_due():
+            _end_on_all_ranks(_CHANGE_CAUSE)
 
     def leave(self) -> None:
         """Ends the current generation on all ranks, unless it has ended already.
@@ -173,7 +177,8 @@ class Generations:
 
         Raises:
             native.CoreError: the job cannot go on, or this rank was excluded from it.
-            SystemExit: this rank got SIGTERM and has left the job.
+            SystemExit: this rank has left the job: after SIGTERM, because it is slow
+                and was replaced, or because the job shrinks.
         """
         native.hide_failures(False)
         lost = native.failure()
@@ -221,7 +226,11 @@ class Generations:
         if runtime.rank() == 0 and not self.is_newcomer:
             runtime.get_resource(
                 _JOIN_NOTICE,
-                lambda: renewal.JoinNotice(os.environ, runtime.generation()),
+                lambda: renewal.JoinNotice(
+                    os.environ,
+                    runtime.generation(),
+                    for_leavers=self._progress is None,
+                ),
             )
 
     # ---- handover ----

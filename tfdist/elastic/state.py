@@ -132,13 +132,13 @@ class State:
 
         Leave the loop early only on all ranks after the same committed step.
 
-        If SIGTERM is sent to a rank of an elastic job, the rank finishes its step and
-        leaves: its `commit` raises SystemExit with code 143, and the other ranks go on
-        after the same step. If it is sent to tfdistrun, or too few ranks would be left,
-        all ranks call `on_preemption` after the same step and then end in this way. So
-        what follows the loop does not run before all steps are done. If the program has
-        a handler for SIGTERM of its own, the signal has only the effect that this
-        handler gives it. docs/elastic.md has more.
+        If SIGTERM is sent to a rank of an elastic job, or the job shrinks, the rank
+        finishes its step and leaves: its `commit` raises SystemExit with code 143, and
+        the other ranks go on after the same step. If SIGTERM is sent to tfdistrun, or
+        too few ranks would be left, all ranks call `on_preemption` after the same step
+        and then end in this way. So what follows the loop does not run before all steps
+        are done. If the program has a handler for SIGTERM of its own, the signal has
+        only the effect that this handler gives it. docs/elastic.md has more.
 
         Args:
             total: number of steps of the whole training, at least 0; equal on all
@@ -159,7 +159,8 @@ class State:
                 know in which call the other ranks are.
             tfdist.RankFailedError: a rank was lost and the job cannot go on; the
                 message says why. The state is that of the last committed step.
-            SystemExit: this rank, or the whole job, got SIGTERM; see above.
+            SystemExit: this rank, or the whole job, got SIGTERM, or the job shrinks;
+                see above.
         """
         if not 0 <= start <= total:
             raise ValueError(
@@ -198,7 +199,8 @@ class State:
             RuntimeError: called outside of the loop over `steps`, or twice in a step;
                 or the objects have more variables than before the loop.
             tfdist.RankFailedError: a rank was lost and the job cannot go on.
-            SystemExit: this rank, or the whole job, got SIGTERM (see `steps`).
+            SystemExit: this rank, or the whole job, got SIGTERM, or the job shrinks
+                (see `steps`).
         """
         if self._running is None:
             raise RuntimeError(

@@ -89,7 +89,7 @@ class ElasticLoop:
                 return result
             except HostsUpdatedInterrupt as interrupt:
                 self._syncs = not interrupt.skip_sync
-                if not isinstance(interrupt, _NewcomersReady):
+                if not isinstance(interrupt, _RanksChange):
                     self._generations.leave()
             except Exception as error:
                 if not _is_loss(error):
@@ -101,20 +101,20 @@ class ElasticLoop:
                 state._loop = None
             is_new = True
 
-    def check_for_newcomers(self) -> None:
-        """Raises on all ranks if newcomers are ready to join; all ranks call it.
+    def check_for_change(self) -> None:
+        """Raises on all ranks if newcomers join or ranks leave; all ranks call it.
 
         Raises:
-            HostsUpdatedInterrupt: newcomers are ready.
+            HostsUpdatedInterrupt: the ranks are to change.
             tfdist.RankFailedError: a rank was lost.
         """
-        are_ready = collectives.allreduce(
-            tf.constant(self._generations.has_ready_newcomers()),
+        is_due = collectives.allreduce(
+            tf.constant(self._generations.is_change_due()),
             op=collectives.ReduceOp.LOGICAL_OR,
-            name="elastic.newcomers",
+            name="elastic.change",
         )
-        if are_ready:
-            raise _NewcomersReady(skip_sync=False)
+        if is_due:
+            raise _RanksChange(skip_sync=False)
 
     def _enter_next_generation(self) -> None:
         state = self._state
@@ -145,7 +145,7 @@ class ElasticLoop:
         state._commits = self._newest.committed
 
 
-class _NewcomersReady(HostsUpdatedInterrupt):
+class _RanksChange(HostsUpdatedInterrupt):
     """All ranks raise it after the same commit."""
 
 

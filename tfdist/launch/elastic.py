@@ -26,6 +26,7 @@ from tfdist.core.rendezvous.store import (
     answer_key,
     ask_step_key,
     begun_key,
+    change_key,
     end_key,
     failure_key,
     join_key,
@@ -316,10 +317,14 @@ class ElasticJob:
                 self._store.set(key, {"dismissed": True})
             case AskStep(generation):
                 self._store.set(ask_step_key(generation), True)
+                # At SIGTERM, a program that does not hand over ends, or saves, itself.
+                if not self._is_preempting:
+                    self._store.set(change_key(generation), True)
             case EndAt(generation, committed):
                 self._store.set(end_key(generation), committed)
             case Announce(generation):
                 self._store.set(join_key(generation), True)
+                self._store.set(change_key(generation), True)
             case Fail(generation, member, rank):
                 self._store.set(
                     failure_key(generation),

@@ -171,6 +171,9 @@ const std::vector<Row>& Table() {
       PythonInt("TFDIST_MEMBER", 0,
                 "Number of this process among all that an elastic job has started; set by "
                 "tfdistrun --min-np (docs/elastic.md)."),
+      PythonInt("TFDIST_MAX_SIZE", 1,
+                "Largest number of ranks that an elastic job can have; set by tfdistrun --min-np "
+                "(docs/elastic.md)."),
       PythonText("TFDIST_JOB_ID", nullptr, false,
                  "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
       PythonText("TFDIST_ADDRESS", nullptr, false,

@@ -29,6 +29,7 @@ from tfdist.core.rendezvous.store import (
     answer_key,
     ask_step_key,
     begun_key,
+    change_key,
     end_key,
     join_key,
     leave_key,
@@ -38,6 +39,7 @@ from tfdist.core.rendezvous.store import (
 
 _log = logging.getLogger("tfdist")
 MEMBER = "TFDIST_MEMBER"
+MAX_SIZE = "TFDIST_MAX_SIZE"
 _CONNECT_S = 10.0
 _CLOSE_S = 2.0
 _FOREVER_S = 86400.0
@@ -105,7 +107,9 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
 
 
 def is_newcomer(environ: Mapping[str, str]) -> bool:
-    """Returns whether this process was started to replace a rank, and has no place yet.
+    """Returns whether this process was started after the job, and has no place yet.
+
+    tfdistrun gives such a process a number that no rank has.
 
     Example:
         >>> from tfdist.core.rendezvous.renewal import is_newcomer
@@ -115,6 +119,19 @@ def is_newcomer(environ: Mapping[str, str]) -> bool:
     """
     member = member_of(environ)
     return member is not None and member >= detect(environ).size
+
+
+def largest_size(environ: Mapping[str, str]) -> int:
+    """Returns the largest number of ranks that this job can have.
+
+    Example:
+        >>> from tfdist.core.rendezvous.renewal import largest_size
+        >>> place = {"TFDIST_RANK": "1", "TFDIST_SIZE": "2"}
+        >>> largest_size(place), largest_size({**place, "TFDIST_MAX_SIZE": "4"})
+        (2, 4)
+    """
+    text = environ.get(MAX_SIZE, "")
+    return max(detect(environ).size, int(text) if text.isdecimal() else 1)
 
 
 def ask_for_place(
@@ -228,14 +245,19 @@ class JoinNotice(_Notice):
     Args:
         environ: variables of the launcher.
         generation: number of the current generation.
+        for_leavers: whether to wait also for the notice that ranks have to leave
+            because the job shrinks. Otherwise, `EndNotice` waits for it.
     """
 
-    def __init__(self, environ: Mapping[str, str], generation: int) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], generation: int, *, for_leavers: bool = False
+    ) -> None:
+        self._key = (change_key if for_leavers else join_key)(generation)
         super().__init__(environ, generation, "tfdist-join-notice")
 
     async def _exchange(self, store: StoreClient) -> None:
         await store.set(begun_key(self._generation), True)
-        await store.wait([join_key(self._generation)], _FOREVER_S)
+        await store.wait([self._key], _FOREVER_S)
 
 
 class EndNotice(_Notice):

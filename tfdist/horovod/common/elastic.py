@@ -70,16 +70,17 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises on all ranks if processes that replace lost ranks are ready to join.
+        """Raises on all ranks if processes are ready to join, or ranks have to leave.
 
         In an elastic job, all ranks have to call it after the same steps, in the
         function of `run`. Otherwise it does nothing.
 
         Raises:
-            HostsUpdatedInterrupt: `run` handles it, and calls the function again.
+            HostsUpdatedInterrupt: `run` handles it, and calls the function again. On
+                a rank that has to leave, `run` raises SystemExit.
         """
         if self._loop is not None:
-            self._loop.check_for_newcomers()
+            self._loop.check_for_change()
 
     def save(self) -> None:
         """Saves the state to memory."""

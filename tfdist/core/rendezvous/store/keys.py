@@ -33,6 +33,15 @@ def join_key(generation: int) -> str:
     return f"elastic/join/{generation}"
 
 
+def change_key(generation: int) -> str:
+    """Returns the key that is set when the ranks of this generation are to change.
+
+    Newcomers want to join it, or members have to leave because the job shrinks. It is
+    for programs that do not hand over at an agreed step.
+    """
+    return f"elastic/change/{generation}"
+
+
 # Generations whose ranks are connected and have the state of the training.
 BEGUN = "elastic/begun/"
 
