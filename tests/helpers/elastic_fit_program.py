@@ -11,7 +11,8 @@ writes its history to FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.np
 file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place:
 "before" or "after" the step, after a step of the "validation", or at the "end" of the
 epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is
-"fit"). FOLDER/term-... makes it send SIGTERM to itself.
+"fit"). FOLDER/term-... makes it send SIGTERM to itself. If there is a file FOLDER/stop
+with a number, all ranks stop after so many epochs.
 """
 
 import json
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from helpers.elastic_program import stops_after
 
 SAMPLES, GLOBAL_BATCH, SEED = 53, 10, 4
 STEPS = SAMPLES // GLOBAL_BATCH
@@ -150,6 +152,8 @@ def main(folder, epochs, options):
 
         def on_epoch_end(self, epoch, logs=None):
             kill_if_asked(epoch, STEPS - 1, "end")
+            if stops_after(folder, epoch + 1):
+                self.model.stop_training = True
 
         def on_train_end(self, logs=None):
             kill_if_asked(epochs - 1, STEPS - 1, "fit")

@@ -10,7 +10,8 @@ step: "before" its computation, "after" it or after its "commit". FOLDER/term-..
 SIGTERM in the same way, and FOLDER/hang-MEMBER-STEP makes the step take ten minutes.
 Each step that is undone adds a line to FOLDER/undone. If the job is preempted, each
 rank appends a line to FOLDER/preempted, and rank 0 writes FOLDER/saved.npz. A rank that
-gets to the end of the program creates FOLDER/end-MEMBER.
+gets to the end of the program creates FOLDER/end-MEMBER. If there is a file FOLDER/stop
+with a number, all ranks leave the loop after so many steps.
 """
 
 import json
@@ -59,6 +60,12 @@ def _append(file, line):
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, (json.dumps(line) + "\n").encode())
     os.close(descriptor)
+
+
+def stops_after(folder, done):
+    """Whether the test has asked for an end after so many steps, or epochs."""
+    wish = folder / "stop"
+    return wish.exists() and done == int(wish.read_text())
 
 
 def train(folder, steps):
@@ -118,9 +125,13 @@ def train(folder, steps):
         _kill_if_asked(folder, member, step, "commit")
         if tfdist.size() < size or (folder / "slow").exists():
             time.sleep(SLOW_STEP_S)
+        if stops_after(folder, step + 1):
+            steps = step + 1
+            break
     assert len(traces) == 1, f"traced {len(traces)} times"
     if tfdist.rank() == 0:
-        np.savez(folder / "result.npz", uses=uses.numpy(), order=int(order))
+        arrays = {"uses": uses.numpy(), "order": int(order), "steps": steps}
+        np.savez(folder / "result.npz", **arrays)
     (folder / f"end-{member}").touch()
 
 

@@ -8,7 +8,15 @@ import psutil
 import pytest
 from helpers.launcher import until
 
-from tfdist.core.rendezvous.store import SLOW, begun_key, leave_key, request_key
+from tfdist.core.rendezvous.store import (
+    SLOW,
+    ask_step_key,
+    begun_key,
+    change_key,
+    leave_key,
+    request_key,
+)
+from tfdist.launch.discovery import DiscoveryError
 from tfdist.launch.elastic import ElasticJob, Receiver
 from tfdist.launch.membership import Membership
 
@@ -17,10 +25,12 @@ class Processes:
     """Notes what it is asked for."""
 
     def __init__(self):
-        self.killed, self.formed_ranks = [], []
+        self.killed, self.formed_ranks, self.started = [], [], []
 
-    def start(self, member):
-        return False
+    def start(self, member, name):
+        self.started.append(name)
+        self.job.started(int(name.split()[1]), os.getpid())
+        return True
 
     def kill(self, member):
         self.killed.append(member)
@@ -33,10 +43,13 @@ class Processes:
 
 
 class Store:
-    """Drops what is set."""
+    """Notes what is set."""
+
+    def __init__(self):
+        self.keys = []
 
     def set(self, key, value):
-        pass
+        self.keys.append(key)
 
     def drop(self, prefix):
         pass
@@ -47,12 +60,19 @@ class Job:
 
     def __init__(self):
         self.receiver, self.processes = Receiver(), Processes()
-        membership = Membership(2, min_size=1, max_restarts=0)
-        self.own = ElasticJob(membership, Store(), self.receiver)
+        membership = Membership(2, min_size=1, max_restarts=0, max_size=4)
+        self.store = Store()
+        self.own = ElasticJob(membership, self.store, self.receiver)
+        self.processes.job = self.own
         self.own.attach(self.processes)
+        self.own.begin()
         self.sleeping = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
         for member, process in enumerate(self.sleeping):
             self.own.started(member, process.pid)
+
+    def discover(self, found):
+        self.receiver.discovered(found)
+        self.own.poll()
 
     def ask(self, member, generation):
         request = {
@@ -119,3 +139,49 @@ def test_a_slow_member_is_told_once_why_it_stays(job, capfd):
         job.own.poll()
     [line] = capfd.readouterr().err.splitlines()
     assert "rank 1" in line and "--max-restarts 0" in line and "SIGTERM" not in line
+
+
+# ---- growing and shrinking ----
+
+
+def test_newcomers_are_started_when_there_are_more_slots(job, capsys):
+    job.discover(9)
+    assert job.processes.started == ["newcomer 4", "newcomer 5"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("this host has 9 slots now: the job grows to 4 ranks")
+    assert lines[1].endswith(f"newcomer 4 (process {os.getpid()}) is started")
+
+
+def test_all_programs_are_told_that_the_job_shrinks(job, capsys):
+    job.discover(1)
+    assert job.store.keys == [ask_step_key(1), change_key(1)]
+    assert "1 slot now: the job shrinks to 1 rank" in capsys.readouterr().err
+
+
+def test_programs_that_do_not_hand_over_are_not_told_of_sigterm_to_tfdistrun(job):
+    """They have it themselves, and may save."""
+    job.own.preempt()
+    assert job.store.keys == [ask_step_key(1)]
+
+
+def test_a_script_that_fails_changes_nothing(job, capsys):
+    job.discover(DiscoveryError("failed", "find.sh failed"))
+    message = "warning: find.sh failed. The job keeps its 2 ranks"
+    assert message in capsys.readouterr().err
+    assert not job.store.keys and not job.processes.started
+
+
+def test_slots_that_the_job_cannot_use_are_not_mentioned(job, capsys):
+    job.discover(4)
+    capsys.readouterr()
+    job.discover(5)
+    assert not capsys.readouterr().err
+
+
+def test_a_newcomer_that_is_of_no_use_any_more_is_not_reported_as_lost(job, capsys):
+    job.discover(3)
+    job.discover(2)
+    assert job.processes.killed == [4]
+    assert "newcomer 4" in capsys.readouterr().err
+    job.own.ended(4, "killed by SIGKILL", failed=True)
+    assert not capsys.readouterr().err

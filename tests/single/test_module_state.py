@@ -20,7 +20,7 @@ STATE = {
     "core/deadlock/watcher.py": {"callers"},
     "elastic/state.py": {"_program"},
     "callbacks/_elastic_fit.py": {"_program"},
-    "launch/processes.py": {"_strangers"},
+    "launch/processes.py": {"_outsiders", "_strangers"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
     "core/rendezvous/stream.py": {"_streams"},

@@ -19,8 +19,9 @@ from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
+from tfdist.launch.discovery import DiscoveryError, HostDiscovery
 from tfdist.launch.horovod import mode, variables
-from tfdist.launch.hosts import Host, HostsError, mark_local, places
+from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
 from tfdist.launch.options import (
     chosen_hosts,
@@ -78,12 +79,56 @@ def _plan(options: Namespace) -> Plan:
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        plan = Plan(hosts, places(hosts, options.size))
-        ranks = [place.rank for place in plan.local]
+        plan = Plan(hosts, places(hosts, options.size), _further_places(options))
+        ranks = [place.rank for place in (*plan.local, *plan.further)]
         return replace(plan, bound=binding.here(ranks, options.bind_to))
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
+
+
+def _further_places(options: Namespace) -> list[Place]:
+    """Returns the places, on this host, of ranks with which the job may grow."""
+    most = options.max_size or options.size
+    return places([Host("localhost", most, is_local=True)], most)[options.size :]
+
+
+def _discover(options: Namespace) -> HostDiscovery | None:
+    """Sets the number of ranks to that which the discovery script finds, if given.
+
+    Raises:
+        SystemExit: with code 2.
+    """
+    if options.discovery_script is None:
+        return None
+    wrong = elastic_error(options, has_remote_hosts=False)
+    discovery = HostDiscovery(options.discovery_script)
+    if wrong is None:
+        try:
+            slots = discovery.first_slots()
+        except DiscoveryError as error:
+            wrong = str(error)
+        else:
+            wrong = _slots_error(options, slots)
+    if wrong is not None:
+        complain(wrong)
+        raise SystemExit(_USAGE_ERROR)
+    options.max_size = options.max_size or options.size
+    if (size := min(slots, options.max_size)) > options.size:
+        complain(f"this host has {slots} slots: the job starts with {size} ranks")
+        options.size = size
+    return discovery
+
+
+def _slots_error(options: Namespace, slots: int) -> str | None:
+    """Returns what is wrong with the first answer of the discovery script, or None."""
+    if slots >= options.size:
+        return None
+    return (
+        f"{options.discovery_script} printed {slots} slot{'s' if slots > 1 else ''} "
+        f"for this host, but the job needs -np {options.size} to start: give a smaller "
+        "-np, or start the job when there is more room"
+    )
 
 
 def _check_working_folder() -> None:
@@ -149,9 +194,8 @@ def _check_machine(plan: Plan) -> int:
     except native.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
-    found = preflight.check(
-        len(plan.local), shm_bytes=shm_bytes, world=len(plan.places)
-    )
+    here = len(plan.local) + len(plan.further)
+    found = preflight.check(here, shm_bytes=shm_bytes, world=plan.max_size)
     for warning in found.warnings:
         complain(f"warning: {warning}")
     if found.errors:
@@ -212,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _leave_outer_job()
     _check_working_folder()
     options = parser().parse_args(arguments)
+    discovery = _discover(options)
     plan = _plan(options)
     os.environ.update(options.env)  # first, because PATH determines the command
     if wrong := elastic_error(options, has_remote_hosts=bool(plan.remote)):
@@ -236,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USAGE_ERROR
     try:
         with output.reserved(folder):
-            outcome = Job(options, plan, folder, shm_bytes).run()
+            outcome = Job(options, plan, folder, shm_bytes, discovery).run()
     except output.FolderInUseError:
         complain(
             f"another running tfdistrun writes its output to {folder}; choose "

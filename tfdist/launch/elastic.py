@@ -31,6 +31,7 @@ from tfdist.core.rendezvous.store import (
     failure_key,
     join_key,
 )
+from tfdist.launch.discovery import DiscoveryError
 from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import (
     Action,
@@ -49,12 +50,14 @@ from tfdist.launch.membership_actions import (
 from tfdist.launch.membership_state import START_FAILURES
 from tfdist.launch.output import complain
 
+_DISCOVERED = "discovered"
+
 
 class Processes(Protocol):
     """Starts and kills the processes of the members of an elastic job."""
 
-    def start(self, member: int) -> bool:
-        """Starts a member; returns False if that failed."""
+    def start(self, member: int, name: str) -> bool:
+        """Starts a newcomer; returns False if that failed. Its output has the name."""
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it still runs."""
@@ -67,7 +70,7 @@ class Processes(Protocol):
 
 
 class Receiver:
-    """Takes messages on the store's thread, for the thread of the supervisor."""
+    """Takes messages on other threads, for the thread of the supervisor."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -76,8 +79,15 @@ class Receiver:
     def put(self, key: str, value: Any) -> None:
         """Is called on the store's thread with each key that a rank sets."""
         if key.startswith((REQUESTS, BEGUN, LEAVES, STEPS)):
-            self._queue.put((key, value))
-            os.eventfd_write(self.fd, 1)
+            self._put(key, value)
+
+    def discovered(self, found: int | DiscoveryError) -> None:
+        """Takes what a discovery script has found."""
+        self._put(_DISCOVERED, found)
+
+    def _put(self, key: str, value: Any) -> None:
+        self._queue.put((key, value))
+        os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[tuple[str, Any]]:
         """Returns the messages that have come, in order."""
@@ -91,7 +101,7 @@ class Receiver:
         return found
 
     def close(self) -> None:
-        """Closes the descriptor; the store must not call `put` any more."""
+        """Closes the descriptor; no other thread may use this any more."""
         os.close(self.fd)
 
 
@@ -112,6 +122,8 @@ class ElasticJob:
         self._receiver = receiver
         self._numbers: dict[int, int] = {}  # member → number of its latest request
         self._pids: dict[int, int] = {}
+        self._names: dict[int, str] = {}  # of newcomers
+        self._grows = False  # processes are started because the job grows
         self._processes: Processes | None = None
         self._leaving: set[int] = set()  # members that got SIGTERM
         self._slow: set[int] = set()  # members that have asked to be replaced
@@ -140,7 +152,7 @@ class ElasticJob:
         return member in self._membership.ranks
 
     def has_left(self, member: int) -> bool:
-        """Returns whether a member has left in order, after SIGTERM."""
+        """Returns whether a member has left in order."""
         return member in self._membership.left
 
     def attach(self, processes: Processes) -> None:
@@ -174,6 +186,7 @@ class ElasticJob:
         self._pids.pop(member, 0)
         actions = self._membership.ended(member, failed=failed, now_s=time.monotonic())
         is_expected = self.has_left(member) or self.is_preempted or self._is_preempting
+        is_expected = is_expected or member in self._membership.surplus
         if failed and not (self._stopped or self.finished or is_expected):
             complain(f"{who} was lost: {how}")
             if rank is None and self._membership.start_failures == START_FAILURES:
@@ -186,7 +199,9 @@ class ElasticJob:
     def _name_of(self, member: int) -> str:
         """Returns the name of a member in messages, with its process id."""
         rank = self._membership.ranks.get(member)
-        name = f"replacement {member}" if rank is None else f"rank {rank}"
+        name = f"rank {rank}"
+        if rank is None:
+            name = self._names.get(member, f"replacement {member}")
         pid = self._pids.get(member)
         return name if pid is None else f"{name} (process {pid})"
 
@@ -199,6 +214,8 @@ class ElasticJob:
                 self._leave(key, value)
             elif key.startswith(STEPS):
                 self._at_step(key, value)
+            elif key == _DISCOVERED:
+                self._discovered(value)
             elif key == begun_key(self._membership.generation):
                 self._is_connecting = False
         now_s = time.monotonic()
@@ -266,6 +283,21 @@ class ElasticJob:
         now_s = time.monotonic()
         self._carry_out(self._membership.at_step(member, generation, committed, now_s))
 
+    def _discovered(self, found: int | DiscoveryError) -> None:
+        before = self._membership.size
+        if isinstance(found, DiscoveryError):
+            complain(f"warning: {found}. The job keeps its {_ranks(before)}")
+            return
+        actions = self._membership.resize(found, time.monotonic())
+        size = self._membership.size
+        if size != before:
+            verb = "grows" if size > before else "shrinks"
+            slots = f"{found} slot{'s' if found > 1 else ''}"
+            complain(f"this host has {slots} now: the job {verb} to {_ranks(size)}")
+        self._grows = size > before
+        self._carry_out(actions)
+        self._grows = False
+
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._processes is not None  # noqa: S101 - attach() was called
         if ranks := {
@@ -274,16 +306,15 @@ class ElasticJob:
             self._store.drop(REPORTS)  # of ranks that were lost
             self._is_connecting = True
             self._processes.formed(ranks)
-            plural = "s" if len(ranks) > 1 else ""
             committed = self._membership.committed
             if self.is_preempted:
                 complain(
                     f"the job is preempted after commit {committed}: its "
-                    f"{len(ranks)} rank{plural} may save their state now"
+                    f"{_ranks(len(ranks))} may save their state now"
                 )
             else:
                 complain(
-                    f"the job goes on with {len(ranks)} rank{plural} after commit "
+                    f"the job goes on with {_ranks(len(ranks))} after commit "
                     f"{committed}"
                 )
         for action in actions:
@@ -292,8 +323,10 @@ class ElasticJob:
     def _carry_out_one(self, action: Action, processes: Processes) -> None:
         match action:
             case Start(member):
-                if processes.start(member):
-                    kind = "replacement" if self._has_begun else "spare"
+                kind = "newcomer" if self._grows else "replacement"
+                self._names[member] = f"{kind} {member}"
+                if processes.start(member, self._names[member]):
+                    kind = kind if self._has_begun else "spare"
                     pid = self._pids[member]
                     complain(f"{kind} {member} (process {pid}) is started")
                 else:
@@ -340,6 +373,10 @@ class ElasticJob:
                 if not self._is_preempting:  # else the signal is the reason
                     complain(f"the job ends: {reason}")
                 processes.end_job()
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' if number > 1 else ''}"
 
 
 def _is_stopped(pid: int | None) -> bool:

@@ -23,6 +23,7 @@ from tfdist.core.rendezvous.failure_report import PREFIX
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreThread
 from tfdist.launch import binding, output, processes, remote
+from tfdist.launch.discovery import HostDiscovery
 from tfdist.launch.elastic import ElasticJob, Receiver
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
@@ -57,11 +58,24 @@ class HostsFailedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """Assignment of ranks to hosts; `bound`: processors of local ranks, by rank."""
+    """Assignment of ranks to hosts.
+
+    Attributes:
+        hosts: the hosts.
+        places: places of the ranks with which the job starts.
+        further: places on this host of ranks with which an elastic job may grow.
+        bound: processors of the local ranks, the further ones included, by rank.
+    """
 
     hosts: Sequence[Host]
     places: Sequence[Place]
+    further: Sequence[Place] = ()
     bound: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def max_size(self) -> int:
+        """Largest number of ranks of the job."""
+        return len(self.places) + len(self.further)
 
     def on(self, host: int) -> list[Place]:
         """Returns the ranks of one host."""
@@ -223,10 +237,17 @@ class Job:
         folder: folder of the log files.
         shm_bytes: shared memory of a link between two ranks of a host; 0 if they use
             TCP.
+        discovery: finds out how many ranks an elastic job may have; None: as many as
+            the plan has.
     """
 
     def __init__(
-        self, options: argparse.Namespace, plan: Plan, folder: Path, shm_bytes: int
+        self,
+        options: argparse.Namespace,
+        plan: Plan,
+        folder: Path,
+        shm_bytes: int,
+        discovery: HostDiscovery | None = None,
     ) -> None:
         self.options = options
         self.plan = plan
@@ -238,6 +259,7 @@ class Job:
         self.streams = _Streams.own()
         self.receiver = Receiver() if options.min_size is not None else None
         self.remotes: list[remote.RemoteHost] = []
+        self._discovery = discovery
 
     def run(self) -> Outcome:
         """Runs the job.
@@ -273,6 +295,7 @@ class Job:
                 ranks.start_all()
                 if elastic is not None:
                     elastic.begin()
+                    self._discover(stack)
                 outcome = supervisor.run(signals)
                 outcome.joined = store.joined
                 used = [one.memory_bytes for one in self.remotes]
@@ -295,12 +318,11 @@ class Job:
         host = store_host(self.plan, os.environ)
         fd, path = keep_in_memory(self.secret)
         try:
-            size = len(self.plan.places)
             store = StoreThread(
                 self.secret,
                 host=host,
                 job=self.name,
-                size=size,
+                size=self.plan.max_size,
                 on_set=self.receiver.put if self.receiver else None,
             )
             store.start()
@@ -321,10 +343,17 @@ class Job:
             len(self.plan.places),
             min_size=self.options.min_size,
             max_restarts=DEFAULT_RESTARTS if chosen is None else chosen,
+            max_size=self.plan.max_size,
             spares=self.options.spares or 0,
             leave_limit_s=self.options.signal_grace_s,
         )
         return ElasticJob(membership, store, self.receiver)
+
+    def _discover(self, stack: contextlib.ExitStack) -> None:
+        """Begins to follow the discovery script, until the job ends."""
+        if self._discovery is not None and self.receiver is not None:
+            stack.callback(self._discovery.close)
+            self._discovery.start(self.receiver.discovered)
 
     # ---- other hosts ----
 
@@ -363,7 +392,9 @@ class Job:
         return number
 
     def _tell_bindings(self) -> None:
+        local = {place.rank: self.plan.hosts[0] for place in self.plan.further}
         places = {place.rank: self.plan.hosts[place.host] for place in self.plan.places}
+        places |= local
         asked = dict.fromkeys(places, os.environ.get(binding.THREADS, ""))
         asked |= {rank: one.threads for one in self.remotes for rank in one.ranks}
         for text in binding.warnings(self.bound, asked):
@@ -401,17 +432,23 @@ class Job:
 
     # ---- ranks ----
 
-    def variables_of(self, place: Place) -> dict[str, str]:
-        """Returns the variables that tell a rank its place in the job."""
-        size = len(self.plan.places)
+    def variables_of(self, place: Place, size: int | None = None) -> dict[str, str]:
+        """Returns the variables that tell a rank its place in the job.
+
+        Args:
+            place: the place.
+            size: number of ranks; default: that of the job at its start.
+        """
+        size = len(self.plan.places) if size is None else size
         told = mode.variables_of(place, size) if self.options.horovod else {}
         if self.options.min_size is not None:
             told[renewal.MEMBER] = str(place.rank)
+            told[renewal.MAX_SIZE] = str(self.plan.max_size)
         return {**place.variables(size), **told}
 
     def output_of(self, rank: int, log: Any) -> output.RankOutput:
         """Returns the output of a rank, which also goes to the file `log`."""
-        size = len(self.plan.places)
+        size = self.plan.max_size
         return output.RankOutput(rank, size, log, self.options.timestamps)
 
 

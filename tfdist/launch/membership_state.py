@@ -136,6 +136,16 @@ class MembershipState:
         return dict(self._ranks)
 
     @property
+    def size(self) -> int:
+        """Number of ranks that the job is meant to have, without the finished ones."""
+        return self._size
+
+    @property
+    def surplus(self) -> frozenset[int]:
+        """Newcomers that were killed because the job shrinks."""
+        return frozenset(self._surplus)
+
+    @property
     def live(self) -> frozenset[int]:
         """Processes that have not ended, newcomers included."""
         return frozenset(self._live)

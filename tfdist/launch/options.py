@@ -64,11 +64,8 @@ _FOREIGN = {
     ("--network-interface", "--network-interfaces"): (
         "choose the network with TFDIST_ADDRESS: an address, a network or an interface"
     ),
-    (
-        "--max-np",
-        "--max-num-proc",
-    ): "a job never has more ranks than -np N; leave it out",
     ("--min-num-proc",): "write --min-np N",
+    ("--max-num-proc",): "write --max-np N",
     ("--reset-limit",): (
         "limit the number of processes that are started in place of lost ranks with "
         "--max-restarts N"
@@ -76,8 +73,8 @@ _FOREIGN = {
     ("--elastic-timeout",): (
         "leave it out; an elastic job waits for replacements as long as they start"
     ),
-    ("--host-discovery-script", "--slots-per-host", "--blacklist-cooldown-range"): (
-        "all ranks of an elastic job run on this host: use -np N --min-np M alone"
+    ("--slots-per-host", "--blacklist-cooldown-range"): (
+        "all ranks of an elastic job run on this host; leave it out"
     ),
 }
 
@@ -198,7 +195,12 @@ def elastic_error(options: argparse.Namespace, *, has_remote_hosts: bool) -> str
         '--min-np 3 is more than -np 2: give at most -np'
     """
     if options.min_size is None:
-        given = {"--max-restarts": options.max_restarts, "--spares": options.spares}
+        given = {
+            "--max-restarts": options.max_restarts,
+            "--spares": options.spares,
+            "--max-np": options.max_size,
+            "--host-discovery-script": options.discovery_script,
+        }
         alone = [name for name, value in given.items() if value is not None]
         return (
             f"{alone[0]} has an effect only with --min-np N; add it" if alone else None
@@ -208,10 +210,34 @@ def elastic_error(options: argparse.Namespace, *, has_remote_hosts: bool) -> str
             f"--min-np {options.min_size} is more than -np {options.size}: give at "
             "most -np"
         )
+    if wrong := _growth_error(options):
+        return wrong
     if has_remote_hosts:
         return (
             "--min-np works with ranks on one host only: start the job without -H and "
             "--hostfile, or without --min-np and restart it from its last checkpoint"
+        )
+    return None
+
+
+def _growth_error(options: argparse.Namespace) -> str | None:
+    """Returns what is wrong with the options of a job that can grow, or None."""
+    if options.discovery_script is not None:
+        if options.hosts is not None or options.hostfile is not None:
+            return (
+                "--host-discovery-script finds the slots of this host, which -H and "
+                "--hostfile would set too: leave these out"
+            )
+    elif options.max_size is not None and options.max_size > options.size:
+        return (
+            f"--max-np {options.max_size} is more than -np {options.size}, but nothing "
+            "says when the job may grow: add --host-discovery-script FILE, or start "
+            f"with -np {options.max_size}"
+        )
+    if options.max_size is not None and options.max_size < options.size:
+        return (
+            f"--max-np {options.max_size} is less than -np {options.size}: give at "
+            "least -np"
         )
     return None
 
@@ -340,6 +366,22 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         "fewer than N ranks, the job waits for them. The program has to take its steps "
         "from tfdist.elastic.State, or use hvd.elastic.run. All ranks must be on this "
         "host. See docs/elastic.md",
+    )
+    made.add_argument(
+        "--max-np",
+        dest="max_size",
+        type=_count,
+        metavar="N",
+        help="with --host-discovery-script: largest number of ranks (default: -np)",
+    )
+    made.add_argument(
+        "--host-discovery-script",
+        dest="discovery_script",
+        metavar="FILE",
+        help="with --min-np: executable file that prints `host:slots`, the number of "
+        "ranks that this host has room for. It is called every second. The job starts "
+        "with this number of ranks, at least -np, and grows and shrinks with it, from "
+        "--min-np to --max-np",
     )
     made.add_argument(
         "--max-restarts",

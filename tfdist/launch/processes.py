@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -174,6 +175,51 @@ class Guard:
             self._process.wait(2.0)
 
 
+# ---- processes that do not belong to the job ----
+
+# Running ones. A lock makes a process known before it can end: `reap_orphans` must not
+# reap it, since its exit code would be lost.
+_outsiders: set[int] = set()
+_outsiders_lock = threading.Lock()
+
+
+def start_outsider(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts a process that does not belong to the job, in a group of its own.
+
+    Its output comes through pipes. It may be called on any thread. Call `end_outsider`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with _outsiders_lock:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        )
+        _outsiders.add(process.pid)
+        return process
+
+
+def end_outsider(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> int:
+    """Waits for the end of a process; kills its group after `grace_s` seconds.
+
+    Returns:
+        Its exit code, -9 if it was killed.
+    """
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    with _outsiders_lock:
+        _outsiders.discard(process.pid)
+    return code
+
+
 # ---- all processes of a job ----
 
 # Children from before adopt_orphans: a shell that replaced itself with this program may
@@ -204,7 +250,10 @@ def job_processes(job_tag: str, *, excluded_pids: Collection[int]) -> list[int]:
             (the guard, ssh).
     """
     found = set(tagged_processes(job_tag))
-    for child in psutil.Process().children():
+    children = psutil.Process().children()
+    with _outsiders_lock:
+        excluded_pids = {*excluded_pids, *_outsiders}
+    for child in children:
         if child.pid not in excluded_pids and child not in _strangers:
             found.add(child.pid)
             found |= {below.pid for below in _below(child)}
@@ -263,7 +312,10 @@ def reap_orphans(own: Collection[int]) -> None:
     If a child is reaped here before its Popen object has waited for it, the Popen
     object reports exit code 0.
     """
-    for child in psutil.Process().children():
+    children = psutil.Process().children()
+    with _outsiders_lock:
+        own = {*own, *_outsiders}
+    for child in children:
         try:
             if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
@@ -276,11 +328,13 @@ __all__ = [
     "Guard",
     "RankProcess",
     "adopt_orphans",
+    "end_outsider",
     "job_processes",
     "kill_all",
     "memory_of_children",
     "reap_orphans",
     "send_signal",
     "standalone",
+    "start_outsider",
     "start_rank",
 ]

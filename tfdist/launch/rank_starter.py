@@ -1,4 +1,4 @@
-"""Starts the processes of a job: its ranks, and the replacements of an elastic job."""
+"""Starts the processes of a job: its ranks, and the newcomers of an elastic job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RankStarter:
-    """Starts the ranks of a job, and the replacements of an elastic job.
+    """Starts the ranks of a job, and the newcomers of an elastic job.
 
     Args:
         job: the job.
@@ -97,24 +97,32 @@ class RankStarter:
 
     # ---- of an elastic job ----
 
-    def start(self, member: int) -> bool:
-        """Starts a replacement; returns False if that failed."""
-        places = self._job.plan.local
+    def start(self, member: int, name: str) -> bool:
+        """Starts a newcomer; returns False if that failed.
+
+        Args:
+            member: its number.
+            name: its name in front of its output, until it has joined.
+        """
+        places = [*self._job.plan.local, *self._job.plan.further]
         used = {
             self._slots[one] for one in self._supervisor.running & self._slots.keys()
         }
         place = next((one for one in places if one.rank not in used), places[-1])
         # Not as rank 0, which writes files, before it has joined. `local_rank` is that
         # of the lost rank, which may choose the device.
-        rank = place.rank or places[-1].rank
-        variables = self._job.variables_of(replace(place, rank=rank))
+        size = max(len(self._job.plan.places), place.rank + 1, 2)
+        rank = place.rank or size - 1
+        shown = replace(place, rank=rank, local_size=size)
+        variables = self._job.variables_of(shown, size)
         variables[renewal.MEMBER] = str(member)
         try:
-            own = self._job.output_of(rank, self._log(f"replacement-{member}.log"))
-            own.name = f"replacement {member}"  # until it has joined
+            log = self._log(f"{name.replace(' ', '-')}.log")
+            own = self._job.output_of(rank, log)
+            own.name = name
             self._start(own, variables, place.rank, member)
         except OSError as error:
-            complain(f"replacement {member} cannot be started: {error}")
+            complain(f"{name} cannot be started: {error}")
             return False
         return True
 

@@ -1,0 +1,222 @@
+"""Elastic jobs that grow and shrink with a discovery script: no step is lost."""
+
+import itertools
+import sys
+import time
+
+import numpy as np
+import pytest
+from faults.test_elastic_preemption import lines
+from helpers import elastic_client
+from helpers.deadline import deadline
+from helpers.elastic_fit_program import check
+from helpers.elastic_program import expected
+from helpers.launcher import finish, start, until
+
+pytestmark = pytest.mark.faults
+
+
+class Slots:
+    """A discovery script that prints the number of slots that the test sets."""
+
+    def __init__(self, folder, slots):
+        self.file, self.script = folder / "slots", folder / "find.sh"
+        self.script.write_text(f"#!/bin/sh\ncat {self.file}\n")
+        self.script.chmod(0o755)
+        self.set(slots)
+
+    def set(self, slots):
+        new = self.file.with_suffix(".new")
+        new.write_text(f"localhost:{slots}\n")
+        new.rename(self.file)
+
+    def options(self, *, np, least=1, most=4):
+        return (
+            *("-np", str(np), "--min-np", str(least), "--max-np", str(most)),
+            *("--host-discovery-script", str(self.script), "--max-restarts", "0"),
+        )
+
+
+def latest_size(file):
+    """The number of ranks in the latest line; 0 if there is none."""
+    rows = lines(file)
+    return rows[-1]["size"] if rows else 0
+
+
+def follow(folder, slots, sequence, file="commits"):
+    """Sets the slots one after another, each when the ranks have followed the last."""
+    for number in sequence:
+        slots.set(number)
+        until(lambda number=number: latest_size(folder / file) == number, 60.0)
+
+
+def sizes_of(rows, member):
+    """The numbers of ranks that a member has seen, without repetitions."""
+    own = [row["size"] for row in rows if row["member"] == member]
+    return [size for size, _ in itertools.groupby(own)]
+
+
+def assert_grown(sizes):
+    """Asserts that the sizes are 2, 4, 3, 1, 4.
+
+    Newcomers that are not ready at the same time join one after another.
+    """
+    shrunk = sizes.index(1)
+    assert sizes[0] == 2 and 4 in sizes[:shrunk] and sizes[shrunk - 1] == 3, sizes
+    assert sizes[shrunk:] == sorted(sizes[shrunk:]) and sizes[-1] == 4, sizes
+
+
+def finish_at(folder, process, done):
+    """Lets all ranks stop after so many steps, or epochs."""
+    new = folder / "stop.new"
+    new.write_text(str(done))
+    new.rename(folder / "stop")
+    found = finish(process, 60.0)
+    assert found.code == 0, found.stdout + found.stderr
+    return found
+
+
+# ---- a loop without TensorFlow, which does not hand over ----
+
+
+@deadline(60)
+def test_ranks_join_and_leave_and_each_sample_is_used_as_often(tmp_path):
+    slots = Slots(tmp_path, 2)
+    (tmp_path / "hold").touch()
+    program = ["-m", "helpers.elastic_client", str(tmp_path), "1"]
+    process = start(tmp_path, *slots.options(np=2), sys.executable, *program)
+    follow(tmp_path, slots, [2, 4, 3, 1, 4], file="generations")
+    (tmp_path / "hold").unlink()
+    done = finish(process, 30.0)
+    assert done.code == 0, done.stdout + done.stderr
+    result = np.load(tmp_path / "result.npz")
+    uses, order = elastic_client.expected(int(result["steps"]))
+    assert np.array_equal(result["uses"], uses) and result["order"] == order
+    assert len({file.read_text() for file in tmp_path.glob("hash-*")}) == 1
+    assert_grown(sizes_of(lines(tmp_path / "generations"), 0))
+    assert "this host has 4 slots now: the job grows to 4 ranks" in done.report
+    assert "this host has 1 slot now: the job shrinks to 1 rank" in done.report
+    assert not any("was lost" in line for line in done.report)
+
+
+@deadline(60)
+def test_the_job_starts_with_all_slots_and_keeps_them_if_the_script_fails(tmp_path):
+    slots = Slots(tmp_path, 9)
+    (tmp_path / "hold").touch()
+    program = ["-m", "helpers.elastic_client", str(tmp_path), "1"]
+    options = slots.options(np=1, most=3)
+    process = start(tmp_path, *options, sys.executable, *program)
+    until(lambda: latest_size(tmp_path / "generations") == 3, 30.0)
+    slots.file.unlink()
+    time.sleep(2.2)  # two further runs of the script, whose failure is reported once
+    (tmp_path / "hold").unlink()
+    done = finish(process, 30.0)
+    assert done.code == 0, done.stdout + done.stderr
+    assert done.report == ["this host has 9 slots: the job starts with 3 ranks"]
+    warning = f"tfdistrun: warning: {slots.script} failed (exit code 1): cat: "
+    assert done.stderr.count(warning) == 1
+    assert "The job keeps its 3 ranks" in done.stderr
+
+
+# ---- a training loop ----
+
+
+def start_loop(folder, slots, **options):
+    (folder / "slow").touch()
+    program = ["-m", "helpers.elastic_program", str(folder), "100000"]
+    return start(folder, *slots.options(**options), sys.executable, *program)
+
+
+def finish_loop(folder, process):
+    """Ends the loop; checks that each sample was used as often as it should be."""
+    steps = lines(folder / "commits")[-1]["step"] + 50
+    done = finish_at(folder, process, steps)
+    result = np.load(folder / "result.npz")
+    assert result["steps"] == steps
+    uses, order = expected(steps)
+    assert np.array_equal(result["uses"], uses) and result["order"] == order
+    return done
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_loop_grows_and_shrinks_and_uses_each_sample_as_often(tmp_path):
+    slots = Slots(tmp_path, 2)
+    process = start_loop(tmp_path, slots, np=2)
+    follow(tmp_path, slots, [2, 4])
+    undone = len(lines(tmp_path / "undone"))
+    follow(tmp_path, slots, [3, 1])
+    assert len(lines(tmp_path / "undone")) == undone  # who leaves costs no step
+    follow(tmp_path, slots, [4])
+    done = finish_loop(tmp_path, process)
+    rows = lines(tmp_path / "commits")
+    assert_grown(sizes_of(rows, 0))
+    assert {row["member"] for row in rows if row["size"] == 1} == {0}
+    assert len(list(tmp_path.glob("end-*"))) == 4
+    assert "this host has 4 slots now: the job grows to 4 ranks" in done.report
+    assert "this host has 1 slot now: the job shrinks to 1 rank" in done.report
+    assert not any("was lost" in line for line in done.report)
+
+
+# ---- model.fit ----
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_fit_grows_and_shrinks_and_uses_each_sample_as_often(tmp_path):
+    (tmp_path / "slow").touch()
+    slots = Slots(tmp_path, 2)
+    program = ["-m", "helpers.elastic_fit_program", str(tmp_path), "100000", "{}"]
+    options = slots.options(np=2)
+    process = start(tmp_path, *options, sys.executable, *program)
+    follow(tmp_path, slots, [2, 4, 3, 1, 4])
+    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 15
+    done = finish_at(tmp_path, process, epochs)
+    check(tmp_path, epochs)
+    rows = lines(tmp_path / "commits")
+    assert_grown(sizes_of(rows, 0))
+    assert not any("was lost" in line for line in done.report)
+
+
+# ---- ranks for which the batch has no sample ----
+
+_SMALL_BATCH = """
+import json, time
+from pathlib import Path
+import tensorflow as tf, tfdist
+from helpers.elastic_program import stops_after
+tfdist.init()
+w = tf.Variable(0.0)
+state = tfdist.elastic.State(w)
+for step in state.steps(100_000):
+    rows = tfdist.data.samples_of_step(8, global_batch=2, seed=1, step=step)
+    with tfdist.DistributedGradientTape() as tape:
+        loss = w * float(len(rows))
+    w.assign_sub(tape.gradient(loss, w))
+    time.sleep(0.02)
+    if state.commit():
+        with open("commits", "a") as file:
+            print(json.dumps({"step": step, "size": tfdist.size()}), file=file)
+        if stops_after(Path(), step + 1):
+            break
+print("ended with", tfdist.size(), "ranks")
+"""
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_ranks_without_a_sample_end_with_an_error_and_the_job_goes_on(tmp_path):
+    slots = Slots(tmp_path, 1)
+    (tmp_path / "small.py").write_text(_SMALL_BATCH)
+    options = ("--log-dir", "logs", *slots.options(np=1))
+    process = start(tmp_path, *options, sys.executable, "small.py")
+    follow(tmp_path, slots, [1])
+    slots.set(4)  # newcomers 4, 5 and 6
+    for newcomer, size in ((5, 3), (6, 4)):
+        log = tmp_path / "logs" / f"newcomer-{newcomer}.log"
+        message = f"Expected a global_batch of {size} (the number of ranks)"
+        until(lambda log=log, m=message: log.exists() and m in log.read_text(), 60.0)
+    until(lambda: latest_size(tmp_path / "commits") == 2, 60.0)
+    done = finish_at(tmp_path, process, lines(tmp_path / "commits")[-1]["step"] + 50)
+    assert done.stdout.count("ended with 2 ranks") == 2
+    assert sum("was lost: exit code 1" in line for line in done.report) == 2

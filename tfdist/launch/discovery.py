@@ -1,0 +1,187 @@
+"""Asks a script of the user how many ranks an elastic job may have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tfdist.launch.failure_summary import describe_code
+from tfdist.launch.hosts import HostsError, mark_local, parse_file
+from tfdist.launch.processes import end_outsider, start_outsider
+
+PERIOD_S = 1.0  # from the end of a run of the script to the next one
+LIMIT_S = 10.0  # for one run
+_STEP_S = 0.1  # between two checks whether the job has ended
+_END_S = 0.5  # from the end of the output to the end of the script
+_MAX_BYTES = 64 << 10  # of the output that is read
+_MAX_SHOWN = 80  # characters of the output in a message
+
+
+class DiscoveryError(Exception):
+    """The script gave no answer that can be used.
+
+    Attributes:
+        kind: kind of the problem; problems of one kind in a row are reported once.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def slots_of(text: str, script: str) -> int:
+    r"""Returns the slots of this host in the output of a discovery script.
+
+    Args:
+        text: the output: lines `host:slots` or `host` (one slot).
+        script: the script, for messages.
+
+    Raises:
+        DiscoveryError: the output is empty or malformed, or it names another host.
+
+    Example:
+        >>> from tfdist.launch.discovery import slots_of
+        >>> slots_of("localhost:3\n", "./find.sh")
+        3
+    """
+    expected = "expected the slots of this host, for example localhost:4"
+    if not text.strip():
+        raise DiscoveryError("empty", f"{script} printed nothing; {expected}")
+    try:
+        found = mark_local(parse_file(text, script))
+    except HostsError as error:
+        shown = text.strip().splitlines()[0][:_MAX_SHOWN]
+        message = f"{script} printed {shown!r}; {expected} ({error})"
+        raise DiscoveryError("malformed", message) from None
+    others = [host.name for host in found if not host.is_local]
+    if others:
+        raise DiscoveryError(
+            "hosts",
+            f"{script} printed the host {others[0]}, which is not this host; several "
+            f"hosts cannot be elastic yet: {expected}, and no other host",
+        )
+    return found[0].slots
+
+
+class HostDiscovery:
+    """Runs a discovery script again and again, and reports changes of its answer.
+
+    Args:
+        script: path of the script, which is run without arguments.
+        period_s: seconds from one run to the next.
+        limit_s: time limit for one run, in seconds.
+    """
+
+    def __init__(
+        self, script: str, *, period_s: float = PERIOD_S, limit_s: float = LIMIT_S
+    ) -> None:
+        self.script = script
+        self._period_s = period_s
+        self._limit_s = limit_s
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._slots = 0  # the last answer that could be used
+        self._problem = ""  # kind of the problem since then
+
+    def first_slots(self) -> int:
+        """Runs the script once; returns the number of slots of this host.
+
+        Raises:
+            DiscoveryError: the script gave no answer that can be used.
+        """
+        path = Path(self.script)
+        if not path.is_file():
+            message = f"{self.script}: no such file; expected an executable file"
+            raise DiscoveryError("start", message)
+        if not os.access(path, os.X_OK):
+            message = f"{self.script} is not executable: chmod +x {self.script}"
+            raise DiscoveryError("start", message)
+        self._slots = self._ask()
+        return self._slots
+
+    def start(self, report: Callable[[int | DiscoveryError], None]) -> None:
+        """Begins to run the script on a thread.
+
+        Args:
+            report: function that is called on this thread with the number of slots when
+                it has changed, and with the first problem of a kind.
+        """
+
+        def run() -> None:
+            while not self._ends.wait(self._period_s):
+                found = self._look()
+                if found is not None and not self._ends.is_set():
+                    report(found)
+
+        self._thread = threading.Thread(
+            target=run, name="tfdist-discovery", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, and the script if it runs."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> int | DiscoveryError | None:
+        """Runs the script; returns what has changed since the last run, if anything."""
+        try:
+            slots = self._ask()
+        except DiscoveryError as error:
+            is_new, self._problem = error.kind != self._problem, error.kind
+            return error if is_new else None
+        is_new, self._slots = slots != self._slots, slots
+        self._problem = ""
+        return slots if is_new else None
+
+    def _ask(self) -> int:
+        try:
+            process = start_outsider([str(Path(self.script).absolute())])
+        except OSError as error:
+            raise DiscoveryError(
+                "start", f"{self.script} cannot be started: {error.strerror}"
+            ) from None
+        grace_s = 0.0
+        try:
+            output, errors = self._read(process)
+            grace_s = _END_S
+        finally:
+            code = end_outsider(process, grace_s=grace_s)
+        if code != 0:
+            lines = errors.strip().splitlines()
+            cause = f": {lines[-1][:_MAX_SHOWN]}" if lines else ""
+            raise DiscoveryError(
+                "failed", f"{self.script} failed ({describe_code(code)}){cause}"
+            )
+        return slots_of(output, self.script)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[str, str]:
+        """Reads standard output and standard error up to their ends."""
+        deadline_s = time.monotonic() + self._limit_s
+        streams = [one for one in (process.stdout, process.stderr) if one is not None]
+        found = {one.fileno(): b"" for one in streams}
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for stream in streams:
+                stack.enter_context(stream)
+                selector.register(stream.fileno(), selectors.EVENT_READ)
+            while selector.get_map():
+                if time.monotonic() >= deadline_s or self._ends.is_set():
+                    message = f"{self.script} did not end within {self._limit_s:g} s"
+                    raise DiscoveryError("limit", message)
+                for key, _ in selector.select(_STEP_S):
+                    data = os.read(key.fd, _MAX_BYTES)
+                    found[key.fd] += data
+                    if not data:
+                        selector.unregister(key.fd)
+                    elif len(found[key.fd]) > _MAX_BYTES:
+                        message = f"{self.script} printed more than {_MAX_BYTES} bytes"
+                        raise DiscoveryError("malformed", message)
+        output, errors = (text.decode("utf-8", "replace") for text in found.values())
+        return output, errors
