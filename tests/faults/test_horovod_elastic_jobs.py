@@ -147,3 +147,22 @@ def test_a_rank_that_has_returned_goes_back_if_another_is_lost_before(tmp_path):
     )
     assert left[0]["batches"].count(205) == 2 and left[0]["batches"].count(200) == 1
     np.testing.assert_allclose(left[0]["found"], weights_after(205), rtol=1e-5)
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_job_grows_and_shrinks_and_calls_the_reset_callbacks(tmp_path):
+    script = tmp_path / "find.sh"
+    script.write_text('#!/bin/sh\necho "localhost:$(cat slots)"\n')
+    script.chmod(0o755)
+    for name, slots in (("slots", 1), ("slots-10", 2), ("slots-160", 1)):
+        (tmp_path / name).write_text(str(slots))
+    options = ("-np", "1", "--max-np", "2", "--host-discovery-script", str(script))
+    done, left = train(tmp_path, "elastic_variables", options=options)
+    assert left[2]["places"] == [[1, 2]] and left[2]["batch"] < 200  # it has left
+    assert left[0]["places"] == [[0, 1], [0, 2], [0, 1]]
+    assert left[0]["resets"] == [2, 1]
+    assert left[0]["batches"] == list(range(1, 201))  # none was undone
+    np.testing.assert_allclose(left[0]["found"], weights_after(200), rtol=1e-5)
+    assert any("newcomer 2" in line for line in done.report)
+    assert not any("was lost" in line for line in done.report)

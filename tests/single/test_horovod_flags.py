@@ -62,6 +62,10 @@ HONOURED = [
     (["--max-np", "4"], []),
     (["--min-np", "2", "--max-np", "4"], ["--min-np", "2"]),
     (
+        ["--host-discovery-script", "find.sh", "--max-np", "8"],
+        ["--host-discovery-script", "find.sh", "--min-np", "4", "--max-np", "8"],
+    ),
+    (
         ["--min-num-proc", "2", "--reset-limit", "3"],
         ["--min-np", "2", "--max-restarts", "3"],
     ),
@@ -170,10 +174,16 @@ def test_of_several_interfaces_the_first_is_used_and_that_is_said():
     assert "one interface, eth1" in made.notes[0]
 
 
+def test_a_discovery_script_without_a_largest_size_is_limited_and_that_is_said():
+    """With Horovod, the job takes all slots."""
+    made = translate(parsed("--host-discovery-script", "find.sh", "--min-np", "2"))
+    assert "--max-np" not in made.words and "--host-discovery-script" in made.words
+    assert "never has more ranks than -np 4" in made.notes[0]
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--host-discovery-script", "find.sh"], "use -np N --min-np M"),
         (["--max-num-proc", "8"], "never has more ranks than -np 4"),
         (["--max-np", "3", "--min-np", "2"], "never has more ranks than -np 4"),
         (["--reset-limit", "3"], "only a job with --min-np N has"),

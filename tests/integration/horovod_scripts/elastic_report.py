@@ -19,7 +19,8 @@ class Report:
     A file kill-<member>-<batch> makes this member kill itself after the batch, and
     raise-<member>-<batch> makes it raise a HorovodInternalError. While
     there are fewer ranks than at the start, batches are slow, so that a replacement
-    joins before the training ends.
+    joins before the training ends. So they are while the number of ranks is not that
+    in the file `slots`; a file slots-<batch> takes its place after the batch.
     """
 
     def __init__(self):
@@ -41,8 +42,12 @@ class Report:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._is_asked("raise", number):
             raise HorovodInternalError("the test asks for it")
-        if hvd.size() < self.size:
-            time.sleep(SLOW_S)
+        slots = Path("slots")
+        if hvd.rank() == 0 and Path(f"slots-{number}").exists():
+            Path(f"slots-{number}").rename(slots)
+        is_changing = slots.exists() and hvd.size() != int(slots.read_text())
+        if hvd.size() < self.size or is_changing:
+            time.sleep(2 * SLOW_S if is_changing else SLOW_S)
 
     def _is_asked(self, action, number):
         wish = Path(f"{action}-{self.member}-{number}")

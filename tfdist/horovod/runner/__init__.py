@@ -32,7 +32,6 @@ _FLAGS = {
     "reset_limit": "--reset-limit",
     "hosts": "--hosts",
     "hostfile": "--hostfile",
-    "host_discovery_script": "--host-discovery-script",
     "start_timeout": "--start-timeout",
     "ssh_port": "--ssh-port",
     "ssh_identity_file": "--ssh-identity-file",
@@ -104,7 +103,7 @@ def run(
         mpi_args: as `--mpi-args`.
         network_interfaces: as `--network-interfaces`.
         executable: Python interpreter for the ranks; default: this interpreter.
-        host_discovery_script: as `--host-discovery-script`.
+        host_discovery_script: refused, because the number of results would change.
         np: an older name of `num_proc`.
 
     Returns:
@@ -113,7 +112,8 @@ def run(
     Raises:
         RuntimeError: `TFDIST_OBJECTS=pickle` is not set, or a rank failed; see the
             report above the error.
-        NotImplementedError: hosts other than this host are given.
+        NotImplementedError: hosts other than this host, or a discovery script, are
+            given.
         TypeError: the function or its arguments cannot be pickled.
         ValueError: the hosts are malformed.
 
@@ -128,6 +128,13 @@ def run(
         raise RuntimeError(
             "horovod.run sends functions by pickle, which a job has to ask for: set "
             f"{pickling.VARIABLE}=pickle (docs/security.md). {_INSTEAD}."
+        )
+    if host_discovery_script is not None:
+        raise NotImplementedError(
+            "horovod.run returns one result for each rank, but with a "
+            "host_discovery_script the number of ranks changes. Leave it out, or put "
+            "the function's lines into a script, and start it with `tfdistrun "
+            "--horovod -np N --min-np M --host-discovery-script FILE script.py`."
         )
     _check_hosts(hosts, hostfile)
     _check_module(func)

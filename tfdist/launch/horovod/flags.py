@@ -182,7 +182,7 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         dest="max_num_proc",
         type=int,
         metavar="N",
-        help="not supported: a job never has more ranks than -np",
+        help="with --host-discovery-script: largest number of ranks (default: -np)",
     )
     _value(
         group,
@@ -315,7 +315,8 @@ def _hosts(made: argparse.ArgumentParser) -> None:
         group,
         "--host-discovery-script",
         metavar="FILE",
-        help="not supported: hosts cannot join a running job",
+        help="executable file that prints the slots of this host: `localhost:N`; the "
+        "job grows and shrinks with them",
     )
     group = made.add_argument_group("controllers").add_mutually_exclusive_group()
     for name in ("gloo", "mpi", "jsrun"):

@@ -119,6 +119,7 @@ def translate(options: argparse.Namespace) -> Arguments:
     ):
         if option in given:
             made.words += [flag, str(getattr(options, option))]
+    _add_growth(made, options, given)
     if "start_timeout" in given:
         made.words += ["--host-timeout-s", str(min(options.start_timeout, 3600))]
     _add_ssh(made, options)
@@ -136,15 +137,13 @@ def translate(options: argparse.Namespace) -> Arguments:
 def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if options.num_proc is None:
         raise FlagError("-np N is missing: the number of ranks")
-    if "host_discovery_script" in given:
+    follows_script = "host_discovery_script" in given
+    is_other = "max_num_proc" in given and options.max_num_proc != options.num_proc
+    if is_other and not follows_script:
         raise FlagError(
-            f"{given['host_discovery_script']}: hosts cannot join a running job. All "
-            "ranks of an elastic job run on this host: use -np N --min-np M"
-        )
-    if "max_num_proc" in given and options.max_num_proc != options.num_proc:
-        raise FlagError(
-            f"{given['max_num_proc']}: a job never has more ranks than -np "
-            f"{options.num_proc}; leave it out"
+            f"{given['max_num_proc']}: without --host-discovery-script FILE, a job "
+            f"never has more ranks than -np {options.num_proc}; add it, or leave this "
+            "out"
         )
     if "reset_limit" in given and "min_num_proc" not in given:
         raise FlagError(
@@ -154,6 +153,24 @@ def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if options.use_jsrun and not (options.hosts or options.hostfile):
         raise FlagError(
             "--jsrun: hosts are not taken from LSF; give them with -H host1:2,host2:2"
+        )
+
+
+def _add_growth(
+    made: Arguments, options: argparse.Namespace, given: Mapping[str, str]
+) -> None:
+    """Adds the options of a job that follows a discovery script."""
+    if "host_discovery_script" not in given:
+        return
+    made.words += ["--host-discovery-script", options.host_discovery_script]
+    if "min_num_proc" not in given:
+        made.words += ["--min-np", str(options.num_proc)]  # Horovod's default
+    if "max_num_proc" in given:
+        made.words += ["--max-np", str(options.max_num_proc)]
+    else:
+        made.notes.append(
+            "without --max-np, the job never has more ranks than -np "
+            f"{options.num_proc}, whatever the discovery script prints"
         )
 
 
