@@ -56,6 +56,16 @@ def sizes_of(rows, member):
     return [size for size, _ in itertools.groupby(own)]
 
 
+def tries_after_leaving(rows):
+    """The numbers of tries of the first steps that members made with fewer ranks."""
+    found = []
+    for member in {row["member"] for row in rows}:
+        own = [row for row in rows if row["member"] == member]
+        pairs = itertools.pairwise(own)
+        found += [new["tries"] for old, new in pairs if new["size"] < old["size"]]
+    return found
+
+
 def assert_grown(sizes):
     """Asserts that the sizes are 2, 4, 3, 1, 4.
 
@@ -175,6 +185,7 @@ def test_a_fit_grows_and_shrinks_and_uses_each_sample_as_often(tmp_path):
     check(tmp_path, epochs)
     rows = lines(tmp_path / "commits")
     assert_grown(sizes_of(rows, 0))
+    assert set(tries_after_leaving(rows)) == {1}  # who leaves costs no step
     assert not any("was lost" in line for line in done.report)
 
 

@@ -6,13 +6,14 @@ JSON has options of `compile`, "slow_member": 1 to make this member slow and rep
 and "checkpoint": true to save the model in FOLDER/saved every 50 steps and on SIGTERM,
 and to continue with the newest file there; each model with a smaller error than before
 is saved as FOLDER/best-STEP.keras. The model counts how often each sample was used,
-exactly. Each rank appends a line for each step that has ended to FOLDER/commits, and
-writes its history to FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A
-file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place:
-"before" or "after" the step, after a step of the "validation", or at the "end" of the
-epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is
-"fit"). FOLDER/term-... makes it send SIGTERM to itself. If there is a file FOLDER/stop
-with a number, all ranks stop after so many epochs.
+exactly. Each rank appends a line for each step that has ended to FOLDER/commits, with
+the number of tries, of which all but one were undone. It writes its history to
+FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A file
+FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place: "before"
+or "after" the step, after a step of the "validation", or at the "end" of the epoch
+(STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is "fit").
+FOLDER/term-... makes it send SIGTERM to itself. If there is a file FOLDER/stop with a
+number, all ranks stop after so many epochs.
 """
 
 import json
@@ -128,6 +129,16 @@ def main(folder, epochs, options):
             return tf.gather(self.uses, tf.cast(rows, tf.int32))[:, tf.newaxis]
 
     class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.tries = 0
+            function = self.model.train_function
+
+            def count(iterator):
+                self.tries += 1
+                return function(iterator)
+
+            self.model.train_function = count
+
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
 
@@ -141,7 +152,9 @@ def main(folder, epochs, options):
                 **{"member": member, "epoch": self.epoch, "step": batch},
                 **{"rank": tfdist.rank(), "size": tfdist.size()},
                 **{"pid": os.getpid(), "time_s": time.monotonic()},
+                "tries": self.tries,
             }
+            self.tries = 0
             os.write(commits, (json.dumps(line) + "\n").encode())
             kill_if_asked(self.epoch, batch, "after")
             if tfdist.size() < size or (folder / "slow").exists():
