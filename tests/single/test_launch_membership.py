@@ -1106,3 +1106,14 @@ def test_a_newcomer_ends_if_the_slow_member_stays_in_its_place():
     [kill] = job.ready(2)
     assert kill.member == 2 and "no longer needed" in kill.reason
     assert job.lose(2) == []
+
+
+def test_a_slow_member_stays_if_its_replacement_is_refused_in_the_same_round():
+    """The job would be preempted, as too few members were left."""
+    job = Job(2, min_size=2, max_restarts=0, spares=1)
+    job.membership.begin(0.0)
+    job.ready(2, program="other")
+    assert job.replace(1) == [AskStep(1)]
+    actions = job.ask(0, 1, program="mine")
+    assert members(of(Refuse, actions)) == [2] and not of(Dismiss, actions)
+    assert places(actions) == {0: 0, 1: 1} and not job.membership.preempted
