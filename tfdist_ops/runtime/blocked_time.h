@@ -1,8 +1,8 @@
 // BlockedTime: how long the program of this rank could only wait for its operations. Not
 // thread-safe.
 //
-// The rest of the time it computes, reads data or calls back. In training, in which all ranks take
-// the same time for a step, this rest tells a slow rank from the ranks that wait for it.
+// The rest of the time it computes, reads data or runs callbacks. In training, in which all ranks
+// take the same time for a step, this rest tells a slow rank from the ranks that wait for it.
 //
 // Buckets of gradients run while the backward pass goes on, so only the last part of a step counts:
 // from the submission of its last bucket to the end of the last one. Any other operation is taken

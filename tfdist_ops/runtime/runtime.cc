@@ -116,16 +116,6 @@ bool IsCrowded(const World& world) {
   return (world.sharing > 0 ? world.sharing : world.local_size) > CPU_COUNT(&own);
 }
 
-std::string OverlayJson(const Overlay& overlay) {
-  const Overlay::Counters& counters = overlay.counters();
-  return "{\"neighbours\": " + std::to_string(overlay.neighbours()) +
-         ", \"sent\": " + std::to_string(counters.sent) +
-         ", \"relayed\": " + std::to_string(counters.relayed) +
-         ", \"repeated\": " + std::to_string(counters.repeated) +
-         ", \"dropped\": " + std::to_string(counters.dropped) +
-         ", \"adopted\": " + std::to_string(counters.adopted) + "}";
-}
-
 }  // namespace
 
 Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd,
@@ -489,7 +479,7 @@ std::string Runtime::CountersJson() {
         text += " \"crowded\": " + std::string(is_crowded_ ? "true" : "false") + "}";
         if (overlay != nullptr) {
           text.back() = ',';
-          text += " \"overlay\": " + OverlayJson(*overlay) + "}";
+          text += " \"overlay\": " + overlay->CountersJson() + "}";
         }
         promise->set_value(std::move(text));
       })) {

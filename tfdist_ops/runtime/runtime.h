@@ -86,8 +86,8 @@ class Runtime {
   const Config& config() const { return config_; }
   Status failure() const;
   int64_t good_steps() const { return good_steps_; }
-  // From now on runtimes of this process keep records. Not before: a clock and a lock are a
-  // twentieth of a small operation.
+  // From now on runtimes of this process keep records. Not before: a lock and a copy are a
+  // part of a small operation.
   static void WantRecords();
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
   std::string CountersJson();
@@ -125,7 +125,7 @@ class Runtime {
   std::map<std::pair<uint32_t, std::string>, std::vector<uint8_t>> groups_;
   std::shared_ptr<Timeline> timeline_;  // null: none is written; outlives the engine
   std::unique_ptr<TimelineWriter> writer_;
-  BlockedTime blocked_;  // where the engine runs
+  BlockedTime blocked_;  // used on the engine's thread only
   std::unique_ptr<Progress> progress_;
   CompletionThread completions_;  // last: what is queued at the end still uses progress_
 };

@@ -343,6 +343,15 @@ bool Overlay::StillHasLink(int to) {
   return !peer.ending;
 }
 
+std::string Overlay::CountersJson() const {
+  return "{\"neighbours\": " + std::to_string(neighbours_.size()) +
+         ", \"sent\": " + std::to_string(counters_.sent) +
+         ", \"relayed\": " + std::to_string(counters_.relayed) +
+         ", \"repeated\": " + std::to_string(counters_.repeated) +
+         ", \"dropped\": " + std::to_string(counters_.dropped) +
+         ", \"adopted\": " + std::to_string(counters_.adopted) + "}";
+}
+
 void Overlay::DoubtDelivery() {
   if (!doubtful_) repeated_us_ = hooks_.now_us();
   doubtful_ = true;

@@ -76,6 +76,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   void Adopt(int peer, std::unique_ptr<Link> link);
 
   const Counters& counters() const { return counters_; }
+  std::string CountersJson() const;
   size_t neighbours() const { return neighbours_.size(); }
 
  private:
