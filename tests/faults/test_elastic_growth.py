@@ -231,3 +231,43 @@ def test_ranks_without_a_sample_end_with_an_error_and_the_job_goes_on(tmp_path):
     done = finish_at(tmp_path, process, lines(tmp_path / "commits")[-1]["step"] + 50)
     assert done.stdout.count("ended with 2 ranks") == 2
     assert sum("was lost: exit code 1" in line for line in done.report) == 2
+
+
+# ---- what the program does after the training ----
+
+_EVALUATES = """
+import sys, time
+from pathlib import Path
+import keras, numpy as np, tensorflow as tf, tfdist
+tfdist.init()
+if sys.argv[1] == "loop":
+    state = tfdist.elastic.State(tf.Variable(0.0))
+    for step in state.steps(3):
+        state.commit()
+else:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x = np.zeros((8, 1), "float32")
+    data = tfdist.data.global_batches((x, x), global_batch=4, seed=1)
+    model.fit(data, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+Path(f"trained-{tfdist.rank()}").touch()
+while not Path("evaluate").exists():
+    time.sleep(0.02)
+print("sum", float(tfdist.allreduce(tf.constant(2.0), op=tfdist.ReduceOp.SUM)))
+"""
+
+
+@pytest.mark.parametrize("way", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
+@deadline(90)
+def test_a_job_that_shrinks_after_the_training_lets_its_ranks_finish(way, tmp_path):
+    slots = Slots(tmp_path, 2)
+    (tmp_path / "evaluates.py").write_text(_EVALUATES)
+    process = start(tmp_path, *slots.options(np=2), sys.executable, "evaluates.py", way)
+    until(lambda: len(list(tmp_path.glob("trained-*"))) == 2, 60.0)
+    slots.set(1)
+    time.sleep(2.2)  # the script runs once a second
+    (tmp_path / "evaluate").touch()
+    done = finish(process, 30.0)
+    assert done.code == 0, done.stdout + done.stderr
+    assert done.stdout.count("sum 4.0") == 2
+    assert "this host has 1 slot now: the job shrinks to 1 rank" in done.report

@@ -81,7 +81,7 @@ def test_other_errors_of_the_ranks_end_the_program(job, monkeypatch):
 
 
 class Notice(renewal.EndNotice):
-    """What tfdistrun has told this rank: nothing, to wait, or the last step."""
+    """Stands for the notice of tfdistrun: nothing, to wait, or the last step."""
 
     def __init__(self, was_asked, end=None):
         self.asked, self.end = was_asked, end

@@ -53,8 +53,8 @@ class Generations:
 
     Attributes:
         is_elastic: whether the job is elastic (`tfdistrun --min-np`).
-        is_newcomer: whether this process was started in place of a lost rank, and has
-            not joined the other ranks yet.
+        is_newcomer: whether this process was started after the job began (in place of
+            another, as a spare, or because the job grows) and has not joined yet.
         is_last: whether the job is preempted: the ranks save their state, which is
             equal, and end with `exit_preempted`.
     """
@@ -68,6 +68,7 @@ class Generations:
         self._hides_failures = hides_failures
         self._progress = progress
         self._term = TermSignal(self._ask_to_leave)
+        self._is_done = False  # the training has ended
         self.is_last = False
         self.is_elastic = renewal.is_elastic(os.environ)
         # The variables of a process that has a place say nothing about its start.
@@ -90,7 +91,12 @@ class Generations:
             self._watch_for_end()
 
     def end(self) -> None:
-        """Stops hiding failures and handling SIGTERM."""
+        """Stops hiding failures and handling SIGTERM, at the end of the training.
+
+        From here on, no rank hands over: the program may go on, with an evaluation for
+        example, which could not be repeated.
+        """
+        self._is_done = True
         native.hide_failures(False)
         self._term.close()
 
@@ -244,7 +250,7 @@ class Generations:
             lambda: renewal.EndNotice(
                 os.environ,
                 runtime.generation(),
-                committed=self._commits_before_more,
+                committed=self._commits_unless_finished,
                 on_finished=lambda: _end_on_all_ranks(_HANDOVER_CAUSE),
             ),
         )
@@ -255,10 +261,13 @@ class Generations:
     def _committed(self) -> int:
         return self._progress()[0] if self._progress is not None else 0
 
-    def _commits_before_more(self) -> int | None:
-        """Returns the number of commits; None if this rank takes no more steps."""
+    def _commits_unless_finished(self) -> int | None:
+        """Returns the number of commits; None if this rank takes no more steps.
+
+        When the training has ended, it is the final number, which no handover follows.
+        """
         committed, total = self._progress() if self._progress is not None else (0, 0)
-        return committed if committed < total else None
+        return committed if committed < total or self._is_done else None
 
     def _ask_to_leave(self) -> None:
         renewal.ask_to_leave(os.environ)
