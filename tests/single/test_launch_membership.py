@@ -282,7 +282,7 @@ def test_the_job_stops_when_too_few_members_are_left_for_good():
     [stop, *refusals] = job.ask(2)
     assert isinstance(stop, Stop)
     assert stop.reason.startswith("2 ranks are left, but --min-np is 3, and --max-res")
-    assert "--max-restarts 0 allows no more replacements" in stop.reason
+    assert "--max-restarts 0 allows no replacements" in stop.reason
     assert "Start the job again" in stop.reason
     assert refusals == [Refuse(0, stop.reason), Refuse(2, stop.reason)]
     assert job.membership.stop_reason == stop.reason
@@ -804,7 +804,7 @@ def test_at_most_one_slow_member_is_replaced_in_some_minutes():
     job = Job(3)
     job.replace(1)
     assert job.kept(1) == "its replacement is being started"
-    assert "at most one is replaced in 10 minutes" in job.kept(2)
+    assert "was begun less than 10 minutes ago" in job.kept(2)
     assert job.replace(2) == []
     job.ready(3)
     job.ask(0, 1, 2)
@@ -830,11 +830,11 @@ def test_a_slow_member_stays_if_nothing_can_take_its_place():
 
 def test_members_that_leave_anyway_are_not_replaced_for_being_slow():
     job = Job(2)
-    assert job.kept(7) == job.kept(-1) == "it leaves already"
+    assert job.kept(7) == job.kept(-1) == "it is already leaving"
     job.leave(1)
-    assert job.kept(1) == "it leaves already"
+    assert job.kept(1) == "it is already leaving"
     job.preempt()
-    assert job.kept(0) == "the job ends"
+    assert job.kept(0) == "the job is ending"
 
 
 def test_a_slow_member_that_is_lost_is_replaced_by_the_process_that_was_started():
@@ -955,7 +955,7 @@ def test_newcomers_that_are_of_no_use_any_more_are_killed_the_last_ones_first():
     job.ready(7)
     kill_4, kill_5, kill_6 = job.resize(1)
     assert [kill_4.member, kill_5.member, kill_6.member] == [4, 5, 6]
-    assert "the job may only have 1 rank now" in kill_4.reason
+    assert "the job needs only 1 rank" in kill_4.reason
     assert job.lose(4, 5, 6) == []
     assert job.membership.start_failures == 0
     job.membership._max_restarts = 0
@@ -1032,7 +1032,7 @@ def test_a_slow_member_leaves_first_when_the_job_shrinks_and_is_not_replaced():
     kill, ask = job.resize(2)
     assert kill.member == 3 and "no longer needed" in kill.reason
     assert ask == AskStep(1)
-    assert job.kept(0) == "it leaves already"
+    assert job.kept(0) == "it is already leaving"
     actions = job.ask(0, 1, 2)
     assert members(of(Dismiss, actions)) == [0] and places(actions) == {2: 0, 1: 1}
     assert job.lose(0, 3) == [] and job.membership.restarts == 0

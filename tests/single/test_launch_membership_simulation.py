@@ -491,10 +491,10 @@ class ChangesItsSizeAtTheEnd(Membership):
 @broken
 class TheLowestRanksLeave(Membership):
     def _leaving(self):
-        wishing = self._wishing()
-        surplus = len(super()._leaving()) - len(wishing)
-        staying = [m for m in self._members() if m not in {*wishing, *self._killed}]
-        return [*wishing, *staying[:surplus]]
+        asked = self._asked_to_leave()
+        surplus = len(super()._leaving()) - len(asked)
+        staying = [m for m in self._members() if m not in {*asked, *self._killed}]
+        return [*asked, *staying[:surplus]]
 
 
 @broken
@@ -503,7 +503,7 @@ class TooManyLeave(Membership):
 
     def _leaving(self):
         staying = [m for m in self._members() if m not in self._killed]
-        return [*{*self._wishing(), *staying[self._size :]}]
+        return [*{*self._asked_to_leave(), *staying[self._size :]}]
 
 
 @broken
@@ -511,7 +511,7 @@ class KillsMembersThatAreTooMany(Membership):
     def resize(self, wanted, now_s):
         actions = super().resize(wanted, now_s)
         if not self._is_over():
-            for member in {*self._leaving()} - {*self._wishing()}:
+            for member in {*self._leaving()} - {*self._asked_to_leave()}:
                 actions += self._kill(member, "")
         return actions
 

@@ -23,9 +23,9 @@ are started. If it shrinks, the members with the highest ranks leave in the same
 after SIGTERM, and newcomers that have no use any more are killed.
 
 A member that is *slow* is replaced on request (`Membership.replace`). It leaves when a
-newcomer is ready to take its place, which may be one that was started because the job
-grows: a further one follows. If the job shrinks before, the slow member is the first
-that leaves, without a replacement.
+newcomer is ready to take its place. This may be a newcomer that was started because the
+job grows; another one is then started in its stead. If the job shrinks before, the slow
+member is the first that leaves, without a replacement.
 
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
@@ -51,7 +51,6 @@ from tfdist.launch.membership_actions import (
 from tfdist.launch.membership_state import (
     MOST_ROUNDS,
     NAMED_LIMIT_S,
-    START_FAILURES,
     MembershipState,
     assign_ranks,
 )
@@ -191,7 +190,8 @@ class Membership(MembershipState):
             now_s: current time.
         """
         size = min(max(wanted, self._min_size), self._max_size)
-        if self._is_over() or self._is_ending or size == self._size:
+        is_ending = self._is_ending or self._is_preempting or self.preempted
+        if self._is_over() or is_ending or size == self._size:
             return []
         if size > self._size:
             self.start_failures = 0
@@ -199,7 +199,7 @@ class Membership(MembershipState):
         return self._settle(now_s)
 
     def leave(self, member: int, now_s: float) -> list[Action]:
-        """Handles the wish of a member to leave after a step, because it got SIGTERM.
+        """Handles a member's request to leave after a step, because it got SIGTERM.
 
         The member repeats it in each generation until it is dismissed.
         """
@@ -209,7 +209,7 @@ class Membership(MembershipState):
         return self._settle(now_s)
 
     def replace(self, member: int, now_s: float) -> list[Action]:
-        """Handles the wish of a member to be replaced because it is slow.
+        """Handles a member's request to be replaced because it is slow.
 
         A newcomer is started, unless a spare is there. When one is ready, the member
         leaves, so that the job does not go on with fewer members meanwhile. If the job
@@ -260,7 +260,7 @@ class Membership(MembershipState):
         if self._opened_s is not None and now_s >= self._opened_s + self._round_limit_s:
             reason = (
                 f"it did not reach its commit within {self._round_limit_s:g} s after "
-                "another rank was lost, or a replacement was ready"
+                "another rank had stopped for a change of the ranks"
             )
             for member in self._members():
                 if member not in self._requests:
@@ -282,21 +282,6 @@ class Membership(MembershipState):
         return f"it is not ready {self._start_limit_s:g} s after its start"
 
     # ---- decisions ----
-
-    def _find_refusal(self, request: Request, place: int) -> str:
-        """Returns the reason to refuse a request; "" if it is not refused."""
-        if reason := self.stop_reason or self._refused.get(request.member):
-            return reason
-        if request.generation > place:
-            return reasons.no_place(request.member, request.generation)
-        return self._other_program(request) if place == 0 else ""
-
-    def _other_program(self, request: Request) -> str:
-        """Returns the reason to refuse a newcomer; "" if a program is not known."""
-        expected, got = self.program, request.program
-        if not expected or not got or expected == got:
-            return ""
-        return reasons.other_program()
 
     def _accept(self, request: Request, now_s: float) -> None:
         """Keeps a request; sets a time limit for members that it names as failed."""
@@ -333,10 +318,7 @@ class Membership(MembershipState):
             return []
         if not self._members():
             return self._end(now_s)
-        self._keep_needed_members()
-        actions = self._kill_surplus()
-        if self._is_complete():
-            actions += self._close(now_s)
+        actions = self._close(now_s) if self._is_complete() else []
         if self._is_over():
             return actions
         self._let_slow_member_leave(now_s)
@@ -360,7 +342,7 @@ class Membership(MembershipState):
         actions: list[Action] = []
         for member in self._surplus_newcomers():
             self._surplus.add(member)
-            actions += self._kill(member, reasons.shrinks(self._size))
+            actions += self._kill(member, reasons.surplus(self._size))
         return actions
 
     def _let_slow_member_leave(self, now_s: float) -> None:
@@ -381,8 +363,8 @@ class Membership(MembershipState):
     def _end_generation(self) -> list[Action]:
         """Ends the running generation if members leave, or newcomers are ready.
 
-        Members that were asked for their steps wait for the last one, even if no member
-        leaves any more.
+        Members that were asked for their steps wait to learn the last one, so they are
+        sent it even if no member leaves any more.
         """
         if self.preempted:
             return []
@@ -429,7 +411,8 @@ class Membership(MembershipState):
         for newcomer in self._ready():
             if reason := self._other_program(self._requests[newcomer]):
                 actions += self._refuse(newcomer, reason, now_s)
-        self._keep_needed_members()  # a refused newcomer takes nobody's place
+        # Somebody may have been lost, and a refused newcomer takes nobody's place.
+        self._keep_needed_members()
         committed = max(self._requests[one].committed for one in self._members())
         if committed < 0:
             reason = reasons.state_lost(self._generation)
@@ -449,21 +432,13 @@ class Membership(MembershipState):
         left = len(members) + len(newcomers)
         if left < self._min_size:
             if self._largest_size() < self._min_size:
-                actions += self._stop(self._too_few(left), now_s)
+                reason = self._reason_for_too_few(left)
+                actions += self._stop(reason, now_s)
             return actions
         if is_after_loss:
             self._rounds_without_step = rounds
             self._committed_at_failure = max(self._committed_at_failure, committed)
         return [*actions, *self._form(members, newcomers)]
-
-    def _must_end(self) -> bool:
-        """Returns whether the members save and end, instead of going on."""
-        if self._is_preempting or self.preempted:
-            return True
-        leaving = len(self._leaving())
-        if leaving == 0:
-            return False
-        return leaving == len(self._members()) or self._largest_size() < self._min_size
 
     def _dismiss(self, committed: int, now_s: float) -> list[Action]:
         """Dismisses the members that leave, unless only they have the newest state.
@@ -475,7 +450,7 @@ class Membership(MembershipState):
         if max(self._requests[member].committed for member in staying) < committed:
             return []
         if not self._max_restarts:  # also those that got SIGTERM are not replaced
-            self._losses += len(self._wishing())
+            self._losses += len(self._asked_to_leave())
         for member in leaving:
             del self._requests[member]
             self._handovers.dismiss(member, now_s)
@@ -511,18 +486,3 @@ class Membership(MembershipState):
         for member in [*self._members(), *self._ready()]:
             actions += self._refuse(member, reason, now_s)
         return actions
-
-    def _too_few(self, left: int) -> str:
-        """Returns the reason to stop with too few members."""
-        advice = ""
-        if self._size < self._min_size:
-            cause = "the other ranks have finished with exit code 0"
-        elif self.start_failures >= START_FAILURES:
-            cause = f"{START_FAILURES} replacements in a row ended before they joined"
-        else:
-            cause = f"--max-restarts {self._max_restarts} allows no more replacements"
-            advice = (
-                "A smaller --min-np lets a job continue with fewer ranks; a larger "
-                "--max-restarts replaces more of them."
-            )
-        return reasons.too_few(left, self._min_size, cause, advice)

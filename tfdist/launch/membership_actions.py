@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+START_FAILURES = 3  # newcomers in a row that end before they are ready: no more start
+
 
 @dataclass(frozen=True)
 class Request:

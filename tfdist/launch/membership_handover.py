@@ -1,4 +1,4 @@
-"""Members of an elastic job that leave in order: after SIGTERM, replaced, or too many.
+"""Lets members of an elastic job leave without losing a step.
 
 A *handover* loses no step. The members of the generation report how many steps they
 have committed, and wait at their next commit for the step after which the generation

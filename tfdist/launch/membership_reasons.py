@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist.core.rendezvous.errors import numbers
+from tfdist.launch.membership_actions import START_FAILURES
 
 _RESUME = "Start the job again. It resumes only if the program restores a checkpoint."
 _FIND = "The output of the processes that failed shows the cause. "
@@ -30,10 +31,10 @@ def other_program() -> str:
     )
 
 
-def shrinks(size: int) -> str:
-    """Describes a newcomer for which there is no room any more."""
+def surplus(size: int) -> str:
+    """Describes a newcomer for which there is no place any more."""
     noun = "rank" if size == 1 else "ranks"
-    return f"it is no longer needed, since the job may only have {size} {noun} now"
+    return f"it is no longer needed, since the job needs only {size} {noun}"
 
 
 def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
@@ -71,26 +72,44 @@ def no_progress(committed: int) -> str:
 
 
 def no_start(max_restarts: int, start_failures: int) -> str:
-    """Describes a job in which no replacement of a slow member is started.
+    """Describes why no further replacement is started.
 
     Args:
         max_restarts: limit for the number of replacements.
         start_failures: number of replacements in a row that ended before they joined.
     """
-    if max_restarts == 0:
-        return "--max-restarts 0 allows no replacements"
-    return f"{start_failures} replacements in a row ended before they joined"
+    if start_failures >= START_FAILURES:
+        return f"{start_failures} replacements in a row ended before they joined"
+    allows = "no replacements" if max_restarts == 0 else "no more replacements"
+    return f"--max-restarts {max_restarts} allows {allows}"
 
 
-def too_few(left: int, min_size: int, cause: str, advice: str) -> str:
+def too_few(
+    left: int,
+    min_size: int,
+    *,
+    have_others_finished: bool,
+    max_restarts: int,
+    start_failures: int,
+) -> str:
     """Describes a job that cannot reach min_size any more.
 
     Args:
         left: number of members and of newcomers that are ready.
         min_size: smallest size of a generation.
-        cause: why there will be no more of them.
-        advice: sentences at the end; "" for none.
+        have_others_finished: whether the others have ended with exit code 0.
+        max_restarts: limit for the number of replacements.
+        start_failures: number of replacements in a row that ended before they joined.
     """
+    advice = ""
+    cause = no_start(max_restarts, start_failures)
+    if have_others_finished:
+        cause = "the other ranks have finished with exit code 0"
+    elif start_failures < START_FAILURES:
+        advice = (
+            "A smaller --min-np lets a job continue with fewer ranks; a larger "
+            "--max-restarts replaces more of them."
+        )
     noun = "rank is" if left == 1 else "ranks are"
     return (
         f"{left} {noun} left, but --min-np is {min_size}, and {cause}. "

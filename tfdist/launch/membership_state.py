@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tfdist.launch import membership_reasons as reasons
-from tfdist.launch.membership_actions import Request
+from tfdist.launch.membership_actions import START_FAILURES, Request
 from tfdist.launch.membership_handover import Handovers
 
 ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
@@ -13,7 +13,6 @@ START_LIMIT_S = 600.0  # for a newcomer to become ready
 NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
 LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and end
 REPLACE_EVERY_S = 600.0  # between two replacements of members that are slow
-START_FAILURES = 3  # newcomers in a row that ended before they were ready
 MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
 
 
@@ -159,22 +158,22 @@ class MembershipState:
         """Returns the live members of the newest generation that were not dismissed."""
         return [m for m in self._ranks if m in self._live and m not in self.left]
 
-    def _wishing(self) -> list[int]:
+    def _asked_to_leave(self) -> list[int]:
         """Returns the members that leave after SIGTERM, or because they are slow."""
         return [m for m in self._members() if m in self._handovers.deadlines_s]
 
     def _leaving(self) -> list[int]:
-        """Returns the members that leave: those above, and those that are too many.
+        """Returns the members that leave: on request, and because the job shrinks.
 
-        If there are too many, a slow member leaves that waits for its replacement, and
-        then the members with the highest ranks.
+        If it shrinks, a slow member that waits for its replacement leaves first, then
+        the members with the highest ranks.
         """
-        wishing = self._wishing()
+        asked = self._asked_to_leave()
         staying = [
-            m for m in self._members() if m not in wishing and m not in self._killed
+            m for m in self._members() if m not in asked and m not in self._killed
         ]
         staying.sort(key=lambda member: (member == self._slow, self._ranks[member]))
-        return [*wishing, *staying[self._size :]]
+        return [*asked, *staying[self._size :]]
 
     def _ready(self) -> list[int]:
         """Returns the newcomers that can join, in the order of their readiness."""
@@ -241,16 +240,16 @@ class MembershipState:
             now_s: current time.
         """
         if self._is_over() or self._is_preempting or self.preempted:
-            return "the job ends"
+            return "the job is ending"
         if member not in self._members() or member in self._leaving():
-            return "it leaves already"
+            return "it is already leaving"
         if member == self._slow:
             return "its replacement is being started"
         before_s = self._slow_since_s
         if before_s is not None and now_s < before_s + self._replace_every_s:
             return (
-                "a slow rank was replaced before, and at most one is replaced in "
-                f"{self._replace_every_s / 60:g} minutes"
+                "the last replacement of a slow rank was begun less than "
+                f"{self._replace_every_s / 60:g} minutes ago"
             )
         if not self._may_replace():
             return reasons.no_start(self._max_restarts, self.start_failures)
@@ -268,7 +267,7 @@ class MembershipState:
         They join because the job grows, or take the place of a member that leaves. With
         max_restarts=0, members that leave are not replaced.
         """
-        not_replaced = 0 if self._max_restarts else len(self._wishing())
+        not_replaced = 0 if self._max_restarts else len(self._asked_to_leave())
         return max(0, self._missing() - self._losses - not_replaced)
 
     def _starts_left(self) -> int:
@@ -281,10 +280,43 @@ class MembershipState:
         Members that want to leave are not part of it, but may be replaced.
         """
         preparing, leaving = len(self._preparing()), len(self._leaving())
-        preparing, leaving = len(self._preparing()), len(self._leaving())
         starts = self._starts_left()
         # A newcomer that becomes ready ends the series of failed starts.
         if self.start_failures >= START_FAILURES and not preparing:
             starts = 0
         there = len(self._members()) - leaving + len(self._ready()) + preparing
         return min(self._size, there + starts)
+
+    def _must_end(self) -> bool:
+        """Returns whether the members save and end, instead of going on."""
+        if self._is_preempting or self.preempted:
+            return True
+        leaving = len(self._leaving())
+        if leaving == 0:
+            return False
+        return leaving == len(self._members()) or self._largest_size() < self._min_size
+
+    def _find_refusal(self, request: Request, place: int) -> str:
+        """Returns the reason to refuse a request; "" if it is not refused."""
+        if reason := self.stop_reason or self._refused.get(request.member):
+            return reason
+        if request.generation > place:
+            return reasons.no_place(request.member, request.generation)
+        return self._other_program(request) if place == 0 else ""
+
+    def _other_program(self, request: Request) -> str:
+        """Returns the reason to refuse a newcomer; "" if a program is not known."""
+        expected, got = self.program, request.program
+        if not expected or not got or expected == got:
+            return ""
+        return reasons.other_program()
+
+    def _reason_for_too_few(self, left: int) -> str:
+        """Returns the reason to stop with too few members."""
+        return reasons.too_few(
+            left,
+            self._min_size,
+            have_others_finished=self._size < self._min_size,
+            max_restarts=self._max_restarts,
+            start_failures=self.start_failures,
+        )
