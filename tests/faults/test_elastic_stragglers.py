@@ -28,7 +28,10 @@ def test_a_slow_rank_is_replaced_when_another_process_is_ready(tmp_path):
     assert {line["rank"] for line in commits if line["member"] == 2} == {1}
     assert sorted(path.name for path in tmp_path.glob("end-*")) == ["end-0", "end-2"]
     report = "\n".join(done.report)
-    assert "rank 1" in done.report[0] and "is slow, and leaves when" in done.report[0]
+    assert (
+        "rank 1" in done.report[0]
+        and "is slow, and is to be replaced" in done.report[0]
+    )
     assert "replacement 2" in done.report[1] and "is started" in done.report[1]
     assert "the job goes on with 2 ranks" in done.report[2]
     assert len(done.report) == 3, report

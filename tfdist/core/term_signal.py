@@ -1,4 +1,4 @@
-"""Notices SIGTERM to a rank that can hand over, and ends it at the second one."""
+"""Handles SIGTERM in a rank that can hand over; a second one ends the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM  # as in a shell; "start the job again"
-_SAME_SIGNAL_S = 1.0  # a batch system and tfdistrun may both pass on the same signal
+# A single act may send several signals: closing a terminal, `timeout`, and a batch
+# system whose signal tfdistrun passes on.
+SAME_SIGNAL_S = 1.0
 
 
 class TermSignal:
@@ -43,8 +45,8 @@ class TermSignal:
     def listen(self) -> None:
         """Begins to handle SIGTERM.
 
-        Does nothing if it does so already; outside of the main thread, the only one
-        that can; and if the program handles or ignores the signal itself.
+        Does nothing if SIGTERM is already handled, here or by the program, and outside
+        of the main thread, where Python cannot set handlers.
         """
         is_main = threading.current_thread() is threading.main_thread()
         is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -91,7 +93,7 @@ class TermSignal:
         if not self.received:
             self.received, self._first_s = True, now_s
             self._on_signal()
-        elif now_s > self._first_s + _SAME_SIGNAL_S:
+        elif now_s > self._first_s + SAME_SIGNAL_S:
             os._exit(EXIT_CODE)
 
 

@@ -28,6 +28,7 @@ from tfdist.core.rendezvous.address import split_address
 from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreClient
+from tfdist.core.term_signal import SAME_SIGNAL_S
 from tfdist.core.version import __version__
 from tfdist.launch import agent_protocol, binding, preflight, processes
 from tfdist.launch.failure_summary import signal_name
@@ -37,7 +38,7 @@ from tfdist.launch.rank_loop import (
     READ_BYTES,
     RankLoop,
 )
-from tfdist.launch.signals import ENDING, PASSED_ON, SAME_SIGNAL_S, Signals
+from tfdist.launch.signals import ENDING, PASSED_ON, Signals
 
 _MOST_WAITING_BYTES = 1 << 20  # for the network; beyond it, the ranks must wait
 _PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2

@@ -17,6 +17,7 @@ from pathlib import Path
 from tfdist.core import native
 from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
+from tfdist.core.term_signal import EXIT_CODE
 from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
 from tfdist.launch.discovery import DiscoveryError, HostDiscovery
@@ -34,7 +35,7 @@ from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 
 _USAGE_ERROR = 2
-_PREEMPTED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)  # of a rank that has saved
+_PREEMPTED = (0, -signal.SIGTERM, EXIT_CODE)  # of a rank that has saved
 _TENSORFLOW_BYTES = 200 << 20  # a process with TensorFlow uses at least this much
 
 
@@ -195,7 +196,9 @@ def _check_machine(plan: Plan) -> int:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
     here = len(plan.local) + len(plan.further)
-    found = preflight.check(here, shm_bytes=shm_bytes, world=plan.max_size)
+    found = preflight.check(
+        here, shm_bytes=shm_bytes, world=plan.max_size, at_start=len(plan.local)
+    )
     for warning in found.warnings:
         complain(f"warning: {warning}")
     if found.errors:
@@ -228,7 +231,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
             "preempted before the last step: start the job again, from a checkpoint if "
             f"the program has saved one; output: {folder}"
         )
-        return 128 + signal.SIGTERM
+        return EXIT_CODE
     if outcome.signal is not None:
         name = failure_summary.signal_name(outcome.signal)
         complain(f"ended by {name}; output: {folder}")
@@ -256,9 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _leave_outer_job()
     _check_working_folder()
     options = parser().parse_args(arguments)
+    os.environ.update(options.env)  # first, because PATH determines the command
     discovery = _discover(options)
     plan = _plan(options)
-    os.environ.update(options.env)  # first, because PATH determines the command
     if wrong := elastic_error(options, has_remote_hosts=bool(plan.remote)):
         complain(wrong)
         return _USAGE_ERROR

@@ -56,15 +56,14 @@ def slots_of(text: str, script: str) -> int:
     try:
         found = mark_local(parse_file(text, script))
     except HostsError as error:
-        shown = text.strip().splitlines()[0][:_MAX_SHOWN]
-        message = f"{script} printed {shown!r}; {expected} ({error})"
-        raise DiscoveryError("malformed", message) from None
+        raise DiscoveryError("malformed", f"{error}; {expected}") from None
     others = [host.name for host in found if not host.is_local]
     if others:
         raise DiscoveryError(
             "hosts",
-            f"{script} printed the host {others[0]}, which is not this host; several "
-            f"hosts cannot be elastic yet: {expected}, and no other host",
+            f"{script} printed the host {others[0]}, which is not this host; elastic "
+            f"jobs on several hosts are not supported yet: {expected}, and no other "
+            "host",
         )
     return found[0].slots
 

@@ -34,6 +34,7 @@ from tfdist.core.rendezvous.store import (
 from tfdist.launch.discovery import DiscoveryError
 from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import (
+    START_FAILURES,
     Action,
     Announce,
     Answer,
@@ -47,7 +48,6 @@ from tfdist.launch.membership_actions import (
     Start,
     Stop,
 )
-from tfdist.launch.membership_state import START_FAILURES
 from tfdist.launch.output import complain
 
 _DISCOVERED = "discovered"
@@ -122,11 +122,11 @@ class ElasticJob:
         self._receiver = receiver
         self._numbers: dict[int, int] = {}  # member → number of its latest request
         self._pids: dict[int, int] = {}
-        self._names: dict[int, str] = {}  # of newcomers
+        self._names: dict[int, str] = {}  # of newcomers, and of members that have left
         self._grows = False  # processes are started because the job grows
         self._processes: Processes | None = None
-        self._leaving: set[int] = set()  # members that got SIGTERM
-        self._slow: set[int] = set()  # members that have asked to be replaced
+        self._got_sigterm: set[int] = set()  # members
+        self._told_slow: set[int] = set()  # members that have asked to be replaced
         self._has_begun = False
         self._stopped = False
         self._is_preempting = False  # tfdistrun got SIGTERM
@@ -152,7 +152,7 @@ class ElasticJob:
         return member in self._membership.ranks
 
     def has_left(self, member: int) -> bool:
-        """Returns whether a member has left in order."""
+        """Returns whether a member was dismissed."""
         return member in self._membership.left
 
     def attach(self, processes: Processes) -> None:
@@ -255,8 +255,8 @@ class ElasticJob:
         if value == SLOW:
             self._replace(member, time.monotonic())
             return
-        if member in self._pids and member not in self._leaving:
-            self._leaving.add(member)
+        if member in self._pids and member not in self._got_sigterm:
+            self._got_sigterm.add(member)
             if not self._is_preempting:
                 complain(
                     f"{self._name_of(member)} got SIGTERM, and leaves after a step"
@@ -268,10 +268,10 @@ class ElasticJob:
         reason = self._membership.reason_to_keep(member, now_s)
         text = f"is slow, but is not replaced: {reason}"
         if not reason:
-            text = "is slow, and leaves when a replacement is ready"
-        if member in self._pids and not (reason and member in self._slow):
+            text = "is slow, and is to be replaced"
+        if member in self._pids and not (reason and member in self._told_slow):
             complain(f"{self._name_of(member)} {text}")
-        self._slow.add(member)
+        self._told_slow.add(member)
         self._carry_out(self._membership.replace(member, now_s))
 
     def _at_step(self, key: str, value: Any) -> None:
@@ -293,7 +293,10 @@ class ElasticJob:
         if size != before:
             verb = "grows" if size > before else "shrinks"
             slots = f"{found} slot{'s' if found > 1 else ''}"
-            complain(f"this host has {slots} now: the job {verb} to {_ranks(size)}")
+            limit = " (--min-np)" if found < size else ""
+            complain(
+                f"this host has {slots} now: the job {verb} to {_ranks(size)}{limit}"
+            )
         self._grows = size > before
         self._carry_out(actions)
         self._grows = False
@@ -317,8 +320,13 @@ class ElasticJob:
                     f"the job goes on with {_ranks(len(ranks))} after commit "
                     f"{committed}"
                 )
+            self._note_names(ranks)
         for action in actions:
             self._carry_out_one(action, self._processes)
+
+    def _note_names(self, ranks: Mapping[int, int]) -> None:
+        """Stores the ranks of the members, which have left when they get no more."""
+        self._names |= {member: f"rank {rank}" for member, rank in ranks.items()}
 
     def _carry_out_one(self, action: Action, processes: Processes) -> None:
         match action:

@@ -38,9 +38,10 @@ it has started have the same time. A second signal, at least a second later, kil
 job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for them,
 and do not end the job.
 
-After SIGTERM, the ranks of an elastic job (--min-np) finish their step and save. The
-exit code 143 then means: start the job again. SIGTERM to one of its ranks makes only
-this rank leave, after a step. See docs/elastic.md.
+After SIGTERM, all ranks of an elastic job (--min-np) end after the same step, and save
+if the program does so (StopOnSignal in fit, on_preemption in a loop). The exit code is
+then 143: start the job again. If only one rank receives SIGTERM, it leaves after a
+step, and the others continue. See docs/preemption.md.
 
 Ranks on other hosts are started through ssh, which must work without a password, in the
 same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
@@ -362,10 +363,10 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         dest="min_size",
         type=_count,
         metavar="N",
-        help="go on when ranks are lost, and start a process in place of each. With "
-        "fewer than N ranks, the job waits for them. The program has to take its steps "
-        "from tfdist.elastic.State, or use hvd.elastic.run. All ranks must be on this "
-        "host. See docs/elastic.md",
+        help="keep running when ranks are lost, and start a replacement for each. "
+        "While fewer than N ranks are connected, the job waits. The program has to use "
+        "tfdist.callbacks.Elastic in fit, loop over tfdist.elastic.State.steps, or use "
+        "hvd.elastic.run. All ranks must be on this host. See docs/elastic.md",
     )
     made.add_argument(
         "--max-np",
@@ -388,8 +389,9 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         type=_number_of_processes,
         metavar="N",
         help="with --min-np: number of processes that are started in place of lost "
-        f"ranks, at most (default: {DEFAULT_RESTARTS}). Those for ranks that have left "
-        "after SIGTERM do not count, but with 0, none is started",
+        f"ranks, at most (default: {DEFAULT_RESTARTS}). Replacements of ranks that "
+        "left after SIGTERM or because they were slow do not count; with 0, such ranks "
+        "are not replaced, except by a spare",
     )
     made.add_argument(
         "--spares",

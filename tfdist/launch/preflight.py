@@ -78,7 +78,12 @@ def links_a_rank(world: int) -> int:
 
 
 def check(
-    size: int, *, shm_bytes: int, world: int | None = None, served: int | None = None
+    size: int,
+    *,
+    shm_bytes: int,
+    world: int | None = None,
+    served: int | None = None,
+    at_start: int | None = None,
 ) -> Findings:
     """Checks open files, stack, shared memory and cores for `size` ranks.
 
@@ -89,6 +94,8 @@ def check(
         world: number of ranks on all hosts; default: `size`.
         served: number of ranks whose output and messages this process reads; default:
             `world`.
+        at_start: number of ranks on this host before an elastic job grows; default:
+            `size`.
     """
     found = Findings()
     world = size if world is None else world
@@ -117,9 +124,10 @@ def check(
             "TFDIST_SHM_SLOTS or TFDIST_SEGMENT_BYTES, or set TFDIST_TRANSPORT=tcp"
         )
     cores = len(os.sched_getaffinity(0))
-    if size > cores:
+    running = size if at_start is None else at_start
+    if running > cores:
         found.warnings.append(
-            f"{size} ranks share {cores} core{'s' if cores > 1 else ''}; they will be "
-            "slower than fewer ranks"
+            f"{running} ranks share {cores} core{'s' if cores > 1 else ''}; they will "
+            "be slower than fewer ranks"
         )
     return found

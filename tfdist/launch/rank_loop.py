@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from tfdist.core.term_signal import SAME_SIGNAL_S
 from tfdist.launch import processes
 from tfdist.launch.signals import (
-    SAME_SIGNAL_S,
     ChildProcesses,
     pass_on,
     signal_group,

@@ -110,7 +110,7 @@ class RankStarter:
         }
         place = next((one for one in places if one.rank not in used), places[-1])
         # Not as rank 0, which writes files, before it has joined. `local_rank` is that
-        # of the lost rank, which may choose the device.
+        # of the lost rank, or of a free slot: it may choose the device.
         size = max(len(self._job.plan.places), place.rank + 1, 2)
         rank = place.rank or size - 1
         shown = replace(place, rank=rank, local_size=size)

@@ -21,8 +21,6 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the program defines their meanin
 # Default of --signal-grace-s: time for the ranks to save, from an ending signal to
 # SIGTERM and SIGKILL.
 SIGNAL_GRACE_S = 25.0
-# A single act of the user may send several signals: closing a terminal, `timeout`.
-SAME_SIGNAL_S = 1.0
 
 
 class Signals:

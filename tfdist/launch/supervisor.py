@@ -57,7 +57,7 @@ class Outcome:
 
     Attributes:
         ends: one entry per rank, in the order of their ends. Of an elastic job,
-            without the ranks that have left after SIGTERM, or were lost before the last
+            without the ranks that have left the job, or were lost before the last
             generation was formed.
         is_preempted: whether an elastic job ended before its last step, so that its
             ranks could save their state and the job can be started again.
@@ -138,7 +138,7 @@ class Supervisor:
             output: output of the rank; `rank` is its number.
             stdout: receives the rank's standard output.
             stderr: receives the rank's standard error.
-            member: number of a replacement in an elastic job; None: the rank.
+            member: number of a newcomer in an elastic job; None: the rank.
             options: further arguments of `RankLoop.start`.
 
         Raises:
@@ -274,13 +274,11 @@ class Supervisor:
         )
         if self._elastic is None or not self._elastic.has_left(rank):
             self._ends.append((end, output))
-        number = code - 128
-        if self._elastic is not None and number in self._passed_on:
-            # The program has taken the signal as a wish to end.
-            self._passed_on.clear()
-            if self._phase is _Phase.RUNNING:
-                self._outcome.signal = number
-                self._enter(_Phase.SIGNALLED, self._signal_grace_s)
+        is_running, number = self._phase is _Phase.RUNNING, code - 128
+        if self._elastic is not None and is_running and number in self._passed_on:
+            # The program exited because of a signal that was passed on.
+            self._outcome.signal = number
+            self._enter(_Phase.SIGNALLED, self._signal_grace_s)
         if self._elastic is not None and self._is_elastic_now():
             how = describe_code(code)
             self._elastic.ended(rank, how, failed=code != 0)
@@ -394,10 +392,14 @@ class Supervisor:
 
     def _tell_too_short(self) -> None:
         """Reports the ranks that are killed before they have ended."""
-        if self._running:
+        members = self._running
+        if self._elastic is not None:  # newcomers have nothing to save
+            members = {m for m in members if self._elastic.has_rank(m)}
+        if members:
+            ranks = sorted(self._outputs[member].rank for member in members)
             complain(
                 f"not ended within {self._signal_grace_s:g} s of the signal, and "
-                f"killed now: {numbers(sorted(self._running))}; what they had not "
+                f"killed now: {numbers(ranks)}; what they had not "
                 "saved is lost. Give them more time with --signal-grace-s"
             )
 

@@ -142,8 +142,8 @@ def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if is_other and not follows_script:
         raise FlagError(
             f"{given['max_num_proc']}: without --host-discovery-script FILE, a job "
-            f"never has more ranks than -np {options.num_proc}; add it, or leave this "
-            "out"
+            f"never has more ranks than -np {options.num_proc}; add that option, or "
+            "remove this one"
         )
     if "reset_limit" in given and "min_num_proc" not in given:
         raise FlagError(
