@@ -92,7 +92,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._generations = Generations(hides_failures=False, progress=self._progress)
         self._function = self.model.train_function
         self._state = FitState(self.model, self._shared_callbacks())
-        self._steps_done = 0  # and left out; counted in calls of the train function
+        self._steps_done = 0  # or left out, in calls of the train function
         self._starts_at: Place | None = None  # after the steps of an earlier job
         self._place = place_of_step(0, 0)
         self._logs: dict[str, Any] = {}
@@ -368,7 +368,7 @@ class ElasticFit(keras.callbacks.Callback):
             self._state.take_all(received, place)
             self._needs_iterator = True
             if not place.is_of_step:
-                self._begin_after(received.start)
+                self._begin_after(self._state.start)
             if logs is not None and received.logs:
                 _replace(logs, received.logs)
         return False
@@ -401,7 +401,8 @@ class ElasticFit(keras.callbacks.Callback):
             self._state.take_all(received, place)
             place = received.place
         if self._stop_on_signal is not None:
-            self._stop_on_signal.save_now(place.step - 1 if place.step else None)
+            done = place.batches_done(self.model.steps_per_execution)
+            self._stop_on_signal.save_now(done - 1 if done else None)
         self._generations.exit_preempted()
 
     def _enter_next_generation(self) -> None:

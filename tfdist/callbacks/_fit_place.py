@@ -31,10 +31,20 @@ class Place(NamedTuple):
         """Whether the place is a step, or a hook before or after a step."""
         return self.part == STEPS
 
-    @property
-    def is_step(self) -> bool:
-        """Whether the place is a step."""
-        return self.part == STEPS and self.moment == STEP
+    def batches_done(self, per_step: int) -> int:
+        """Returns how many batches of the epoch were used before this place.
+
+        Args:
+            per_step: batches in a step (`steps_per_execution`).
+
+        Example:
+            >>> from tfdist.callbacks._fit_place import place_of_hook, place_of_step
+            >>> place_of_step(1, 4).batches_done(2)
+            4
+            >>> place_of_hook("on_train_batch_end", 1, 4, 0).batches_done(2)
+            6
+        """
+        return self.step + (per_step if self.moment == AFTER else 0)
 
 
 def place_of_step(epoch: int, step: int) -> Place:

@@ -197,8 +197,9 @@ class FitState:
         self._set_metrics(place)
 
     def take_all(self, received: Received, place: Place) -> None:
-        """Takes the state of the callbacks, too."""
+        """Takes the whole state of another rank, including its callbacks."""
         self._model.stop_training = received.stop
+        self.start = received.start
         for callback, state in zip(self._callbacks, received.callbacks, strict=True):
             vars(callback).update(state)
         self.take_step(received, place)

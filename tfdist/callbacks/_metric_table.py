@@ -29,7 +29,7 @@ def rows_of_next_ranks(
     A rank that stays keeps its states. A newcomer continues those of a rank that was
     lost or has left. If fewer newcomers have joined, rank 0 adds the states that are
     left to its own, so that no sample is missing from the metrics of all ranks. If more
-    have joined, because the job grows, the others begin with states of no sample.
+    have joined, because the job grows, the others begin with reset metrics.
 
     Args:
         rows: of shape [number of earlier ranks, number of states].

@@ -84,8 +84,8 @@ class _Scope(keras.StatelessScope):
             if all(one is not variable for one in self._missing):
                 self._missing.append(variable)
             raise RuntimeError(
-                f"the variable {variable.path} is in no list of the model; it is part "
-                "of the next save"
+                f"the variable {variable.path} is in no list of the model, and was not "
+                "copied; the next save will include it"
             )
         with tf.device("CPU:0"):
             return tf.convert_to_tensor(self._values[id(variable)][1])

@@ -40,7 +40,7 @@ def save_weights(model: keras.Model, path: Path) -> None:
 
 
 class _FileOfOneMember:
-    """Looks like a `zipfile.ZipFile`; its member is a file of its own."""
+    """Stands in for a `zipfile.ZipFile`, and writes its only member to a plain file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -322,7 +322,7 @@ class Checkpoint(RankCallback):
             ended = self._writer.wait(deadline_s - time.monotonic())
         if not ended:
             _logger.warning(
-                "A checkpoint like %s is still being written after %g s. The ranks go "
+                "A checkpoint (%s) is still being written after %g s. The ranks go "
                 "on, and the program ends when the file is complete.",
                 self.filepath,
                 timeout_s / 2,

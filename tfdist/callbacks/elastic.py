@@ -71,7 +71,7 @@ class Elastic(RankCallback):
         tfdist.RankFailedError: a rank was lost and the job cannot go on. The weights
             are those of the last completed step.
         SystemExit: with code 143 on a rank that leaves, and on all ranks of a job that
-            is preempted (docs/elastic.md).
+            is preempted (docs/preemption.md).
 
     Example:
         >>> import keras, numpy as np, tfdist

@@ -68,7 +68,7 @@ class StopOnSignal(RankCallback):
             signal that a program cannot handle; or `fit` does not run in the main
             thread, the only one that can handle signals.
         SystemExit: on all ranks, after the checkpoint is saved; also if a save in the
-            background has failed, which a warning has said.
+            background has failed, of which a warning was logged.
 
     Example:
         >>> import tfdist

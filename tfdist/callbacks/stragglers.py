@@ -43,7 +43,7 @@ class Stragglers(RankCallback):
         rank 3 (host b) has been 2.1 times slower than the median for 40s
 
     When the rank has not been slow for `seconds`, this is logged too. A single pause,
-    such as a saved file, names nobody. The first step, validation, and what happens
+    such as saving a file, is not reported. The first step, validation, and what happens
     between two epochs are not compared.
 
     The ranks exchange 24 bytes each in one reduction, about every 5 s. There is no
@@ -53,9 +53,10 @@ class Stragglers(RankCallback):
     another custom loop, call the hooks through a `keras.callbacks.CallbackList`.
 
     Args:
-        factor: how many times as long as that of the median rank the work of a rank has
-            to take, above 1; default 1.5.
-        seconds: for how long, above 0; default 30.
+        factor: a rank is slow if its work takes at least `factor` times as long as that
+            of the median rank; above 1; default 1.5.
+        seconds: seconds for which a rank has to be slow before it is reported; above 0;
+            default 30.
         replace: whether a slow rank is replaced, in an elastic job (`tfdistrun
             --min-np`). tfdistrun starts a new process on the same host. When it is
             ready, the slow rank ends after a step, as after SIGTERM, and the new
@@ -296,7 +297,7 @@ class Stragglers(RankCallback):
             )
 
     def _ask_for_replacement(self) -> None:
-        """Asks tfdistrun to replace this rank if it is slow, now and then."""
+        """Asks tfdistrun to replace this rank if it is slow, at most once a minute."""
         own = self._standings.get(runtime.rank(), Standing())
         if not (self.replace and own.is_slow):
             self._asked_s = None

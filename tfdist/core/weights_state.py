@@ -20,7 +20,7 @@ def note_restored() -> None:
 
 @contextlib.contextmanager
 def using_snapshot() -> Iterator[None]:
-    """In this thread, weights are read from a snapshot, which no step can tear."""
+    """Disables `check_not_torn` in this thread, which reads weights from a snapshot."""
     token = _uses_snapshot.set(True)
     try:
         yield

@@ -39,7 +39,7 @@ _program = _Program()
 
 
 class StepObserver(Protocol):
-    """What `State.steps` calls, such as a `tfdist.callbacks.Stragglers`."""
+    """An object whose methods `State.steps` calls, such as a `Stragglers`."""
 
     def on_loop_begin(self) -> None:
         """Called when the loop begins, and when its ranks have changed."""
@@ -138,7 +138,7 @@ class State:
         too few ranks would be left, all ranks call `on_preemption` after the same step
         and then end in this way. So what follows the loop does not run before all steps
         are done. If the program has a handler for SIGTERM of its own, the signal has
-        only the effect that this handler gives it. docs/elastic.md has more.
+        only the effect that this handler gives it. See docs/preemption.md.
 
         Args:
             total: number of steps of the whole training, at least 0; equal on all
@@ -159,8 +159,8 @@ class State:
                 know in which call the other ranks are.
             tfdist.RankFailedError: a rank was lost and the job cannot go on; the
                 message says why. The state is that of the last committed step.
-            SystemExit: this rank, or the whole job, got SIGTERM, or the job shrinks;
-                see above.
+            SystemExit: with code 143: this rank leaves (SIGTERM, the job shrinks, or
+                it was slow and has been replaced), or the whole job was preempted.
         """
         if not 0 <= start <= total:
             raise ValueError(
@@ -199,7 +199,7 @@ class State:
             RuntimeError: called outside of the loop over `steps`, or twice in a step;
                 or the objects have more variables than before the loop.
             tfdist.RankFailedError: a rank was lost and the job cannot go on.
-            SystemExit: this rank, or the whole job, got SIGTERM, or the job shrinks
+            SystemExit: with code 143: this rank leaves, or the whole job was preempted
                 (see `steps`).
         """
         if self._running is None:

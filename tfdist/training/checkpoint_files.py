@@ -103,7 +103,7 @@ def _damage_of_archive(path: str | os.PathLike[str]) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
-    # What zipfile raises depends on which byte is damaged.
+    # The class of the error depends on which byte is damaged.
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
         return f"it is not a complete .keras file: {error}"
     except (NotImplementedError, RuntimeError) as error:  # compressed or encrypted

@@ -66,7 +66,9 @@ def restore(
 
     Returns:
         Number of updates that the optimizer has done, i.e. its `iterations`. If the
-        model's own optimizer is None, the number of the first other optimizer.
+        model's own optimizer is None, the number of the first other optimizer. In a
+        process that has not yet joined an elastic job, nothing is read, and the result
+        is 0: the process gets the state from the other ranks.
 
     Raises:
         FileNotFoundError: there is no such file, and `missing_ok` is False.

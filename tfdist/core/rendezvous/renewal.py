@@ -2,7 +2,7 @@
 
 A *generation* is a set of processes that are connected as ranks. In an elastic job
 (`tfdistrun --min-np`), the surviving ranks of a generation that has ended ask for their
-places in the next one, and so does a process that was started to replace a lost rank.
+places in the next one, and so does a process that was started later and is to join.
 tfdistrun answers when it knows which processes are left
 (`tfdist.launch.membership`).
 """
@@ -92,7 +92,7 @@ class Place:
 
 
 class DismissedError(Exception):
-    """This process has left the job after SIGTERM, and may end."""
+    """This process has left the job and has to exit."""
 
 
 def member_of(environ: Mapping[str, str]) -> int | None:

@@ -29,7 +29,7 @@ _COMPARISONS = 6  # at least, in the time after which a rank is named
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What one rank has measured between two comparisons.
+    """The times that one rank has measured between two comparisons.
 
     Attributes:
         elapsed_s: seconds in training steps.
@@ -152,15 +152,15 @@ def compare(
 
     A rank is named when comparisons in a row have found it slow for `seconds`, and no
     longer named when they have found it not slow for as long. The time before the first
-    of them does not count, so that a single pause, however long, names nobody.
+    of them does not count, so that nobody is named for a single pause, however long.
 
     Args:
         standings: rank → standing so far; ranks that are missing have no history.
         times: rank → times since the last comparison. Ranks that are missing, because
             their data have ended, keep their standing.
-        factor: how many times as long as that of the median the work of a rank has to
-            take.
-        seconds: for how long.
+        factor: a rank is slow if its work takes at least this many times as long as
+            that of the median.
+        seconds: seconds for which a rank has to be slow before it is named.
 
     Example:
         >>> times = {0: Times(5.0, 2.0), 1: Times(5.0, 4.5)}
@@ -184,8 +184,8 @@ def _next(
 ) -> Standing:
     differs_s = None
     if was_slow != before.is_slow:
-        is_first = before.differs_s is None
-        differs_s = 0.0 if is_first else (before.differs_s or 0.0) + own.elapsed_s
+        before_s = before.differs_s
+        differs_s = 0.0 if before_s is None else before_s + own.elapsed_s
     changes = differs_s is not None and differs_s >= seconds
     after = dataclasses.replace(
         before,

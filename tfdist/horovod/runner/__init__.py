@@ -132,8 +132,8 @@ def run(
     if host_discovery_script is not None:
         raise NotImplementedError(
             "horovod.run returns one result for each rank, but with a "
-            "host_discovery_script the number of ranks changes. Leave it out, or put "
-            "the function's lines into a script, and start it with `tfdistrun "
+            "host_discovery_script the number of ranks changes. Leave it out, or "
+            "move the function's body into a script, and start it with `tfdistrun "
             "--horovod -np N --min-np M --host-discovery-script FILE script.py`."
         )
     _check_hosts(hosts, hostfile)

@@ -51,7 +51,7 @@ def begun_key(generation: int) -> str:
     return f"{BEGUN}{generation}"
 
 
-# Members of an elastic job that got SIGTERM, and want to leave.
+# Members of an elastic job that have asked to leave, or to be replaced.
 LEAVES = "elastic/leave/"
 SLOW = "slow"  # value of `leave_key` of a member that is to be replaced
 
