@@ -34,6 +34,7 @@ class Referee:
     def __init__(self, membership, world, settings):
         self.membership, self.world, self.settings = membership, world, settings
         self.wanted = settings["size"]
+        self.room = settings["max_size"]  # for processes, the spares excluded
         self.generation = 1
         self.ranks = {member: member for member in range(self.wanted)}
         self.live = set(range(self.wanted))
@@ -114,7 +115,9 @@ class Referee:
             pass
         elif member in self.ranks:
             (self.failed if failed else self.finished).add(member)
-            self.wanted -= not failed and len(self.members()) < self.wanted
+            wanted = min(self.wanted, self.room)
+            if not failed and len(self.members()) < wanted:
+                self.wanted = wanted - 1
             self.is_ending |= not failed
             self.lost += failed
             self.requests.pop(member, None)
@@ -150,6 +153,11 @@ class Referee:
                 self.start_failures = 0
             self.wanted = size
         return self._check(self.membership.resize(wanted, now_s), now_s)
+
+    def limit(self, room, now_s):
+        if room < self.room or not self.is_ending:
+            self.room = room
+        return self._check(self.membership.limit(room, now_s), now_s)
 
     def replace(self, member, now_s):
         reason = self.membership.reason_to_keep(member, now_s)
@@ -274,7 +282,7 @@ class Referee:
         """The number of processes that are missing as soon as members have left."""
         there = self.live - self.dismissed - self.shed - self.leaving()
         is_useful = self.wanted >= self.settings["min_size"]
-        wanted = self.wanted + self._most_spare() if is_useful else 0
+        wanted = min(self.wanted, self.room) + self._most_spare() if is_useful else 0
         return max(0, wanted - len(there))
 
     def _free_starts(self):
@@ -299,7 +307,7 @@ class Referee:
     def _can_become_enough(self, members):
         preparing = len(self._preparing())
         there = len(members) + len(self.ready) + preparing
-        most = min(self.wanted, there + self._starts_left(preparing))
+        most = min(self.wanted, self.room, there + self._starts_left(preparing))
         return most >= self.settings["min_size"]
 
     def _rounds_without_step(self, members):
@@ -360,7 +368,8 @@ class Referee:
             is_known = self.generation in self.announced
             require(is_known, "newcomers are announced", self.ready)
         is_useful = self.wanted >= self.settings["min_size"]
-        if is_useful and len(self.live) < self.wanted + self._most_spare():
+        places = min(self.wanted, self.room) + self._most_spare()
+        if is_useful and len(self.live) < places:
             require(not self._starts_left(), "lost members are replaced", self.live)
 
     def _check_answer(self, action, now_s):
@@ -379,7 +388,7 @@ class Referee:
             if not self._free_starts():
                 self.lost -= 1
                 self.restarts += 1
-        is_free = len(self.live) < self.wanted + self._most_spare()
+        is_free = len(self.live) < min(self.wanted, self.room) + self._most_spare()
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)

@@ -83,6 +83,7 @@ class World:
         self._events, self._count = [], 0
         size = rng.randint(2, 8)
         self._growth = growth = Random(f"growth {seed}")
+        self._hosts = Random(f"hosts {seed}")
         self._has_resizes = growth.random() < 0.5
         # Otherwise a program ends its generation at once, as for newcomers.
         self._hands_over = not self._has_resizes or growth.random() < 0.7
@@ -595,6 +596,7 @@ class World:
             kind = rng.choice([*kinds, "all"])
             self.later(time_s, self._fault, kind)
         times += self._plan_resizes()
+        times += self._plan_losses_of_hosts()
         self.last_fault_s = max(times, default=0.0) + 60.0
         self.later(self.last_fault_s, self._begin_calm)
         self.later(0.0, self._tick)
@@ -610,6 +612,32 @@ class World:
         for time_s in times:
             self.later(time_s, self._resize, growth.randint(0, most))
         return times
+
+    def _plan_losses_of_hosts(self):
+        """Lets hosts be lost or get SIGTERM, and some return; returns the times."""
+        times, hosts = [], self._hosts
+        for _ in range(hosts.randint(1, 3) if hosts.random() < 0.4 else 0):
+            slots, time_s = hosts.randint(1, 3), hosts.uniform(0, 150)
+            self.later(time_s, self._lose_host, slots, hosts.random() < 0.3)
+            times.append(time_s)
+            if hosts.random() < 0.5:
+                times.append(time_s + hosts.uniform(1, 60))
+                self.later(times[-1], self._change_room, slots)
+        return times
+
+    def _lose_host(self, slots, is_signalled):
+        there = [p for p in self.processes.values() if p.state != "dead"]
+        if self.referee.stop:
+            return
+        self._change_room(-slots)
+        for process in self._hosts.sample(there, min(slots, len(there))):
+            if is_signalled:
+                self._in_process(0.0, process, self._term)
+            else:
+                self._die(process, failed=True)
+
+    def _change_room(self, slots):
+        self._carry_out(self.referee.limit(self.referee.room + slots, self.now_s))
 
     def _resize(self, wanted):
         self._carry_out(self.referee.resize(wanted, self.now_s))

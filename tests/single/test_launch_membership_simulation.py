@@ -20,7 +20,8 @@ SEEDS = 300
 SLOW_SEEDS = 20_000
 BROKEN_SEEDS = 2000  # within so many, the violation of a rule is found
 BROKEN = []  # memberships, each of which breaks a rule
-STOPS = ("--min-np", "repeat", "not received", "of generation")  # in their reasons
+# Parts of the reasons for which jobs stop.
+STOPS = ("--min-np", "have room", "repeat", "not received", "of generation")
 
 
 def run(seed, membership=Membership):
@@ -486,6 +487,25 @@ class ChangesItsSizeAtTheEnd(Membership):
     def resize(self, wanted, now_s):
         self._is_ending = False
         return super().resize(wanted, now_s)
+
+
+@broken
+class StartsWithoutRoom(Membership):
+    """Starts processes although no host has room for them."""
+
+    def limit(self, room, now_s):
+        return []
+
+
+@broken
+class WaitsForRoomInVain(Membership):
+    """Waits for processes for which no host has room."""
+
+    def _largest_size(self):
+        room, self._room = self._room, self._max_size
+        size = super()._largest_size()
+        self._room = room
+        return size
 
 
 @broken

@@ -166,8 +166,9 @@ class Membership(MembershipState):
                 self._losses += 1
             else:
                 self._is_ending = True
-                if len(self._members()) < self._size:  # else one less has to leave
-                    self._size -= 1
+                size = min(self._size, self._room)
+                if len(self._members()) < size:  # else one less has to leave
+                    self._size = size - 1
             if any(other not in self._requests for other in self._members()):
                 actions.append(Fail(self._generation, member, self._ranks[member]))
         elif member not in self._surplus:
@@ -196,6 +197,21 @@ class Membership(MembershipState):
         if size > self._size:
             self.start_failures = 0
         self._size = size
+        return self._settle(now_s)
+
+    def limit(self, room: int, now_s: float) -> list[Action]:
+        """Handles a change of the number of processes for which the hosts have room.
+
+        Members that run already may stay. The members of a host that was lost have to
+        be reported by `ended`, as after any other end. More room has no effect once a
+        member has ended with exit code 0.
+
+        Args:
+            room: number of processes, without the spares, that can run at one time.
+            now_s: current time.
+        """
+        if room < self._room or not self._is_ending:
+            self._room = room
         return self._settle(now_s)
 
     def leave(self, member: int, now_s: float) -> list[Action]:
@@ -269,17 +285,6 @@ class Membership(MembershipState):
             if now_s >= deadline_s:
                 actions += self._kill(member, self._lateness(member))
         return [*actions, *self._settle(now_s)]
-
-    def _lateness(self, member: int) -> str:
-        """Returns why a process that has exceeded its time limit is killed."""
-        if member in self._refused:
-            return f"it has not ended {self._start_limit_s:g} s after a refusal"
-        if member in self._ranks:
-            return (
-                f"another rank reported {NAMED_LIMIT_S:g} s ago that rank "
-                f"{self._ranks[member]} had failed"
-            )
-        return f"it is not ready {self._start_limit_s:g} s after its start"
 
     # ---- decisions ----
 

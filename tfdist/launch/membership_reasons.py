@@ -89,6 +89,7 @@ def too_few(
     min_size: int,
     *,
     have_others_finished: bool,
+    room: int,
     max_restarts: int,
     start_failures: int,
 ) -> str:
@@ -98,6 +99,7 @@ def too_few(
         left: number of members and of newcomers that are ready.
         min_size: smallest size of a generation.
         have_others_finished: whether the others have ended with exit code 0.
+        room: number of ranks that can run on the hosts that are left.
         max_restarts: limit for the number of replacements.
         start_failures: number of replacements in a row that ended before they joined.
     """
@@ -105,6 +107,10 @@ def too_few(
     cause = no_start(max_restarts, start_failures)
     if have_others_finished:
         cause = "the other ranks have finished with exit code 0"
+    elif room < min_size:
+        noun = "rank" if room == 1 else "ranks"
+        cause = f"the hosts that are left have room for {room} {noun}"
+        advice = "A smaller --min-np lets a job continue with fewer ranks."
     elif start_failures < START_FAILURES:
         advice = (
             "A smaller --min-np lets a job continue with fewer ranks; a larger "

@@ -83,6 +83,7 @@ class MembershipState:
         self._size = size
         self._min_size = min_size
         self._max_size = max_size
+        self._room = max_size  # number of processes, spares excluded, that can run
         self._is_ending = False  # a member has ended with exit code 0
         self._max_restarts = max_restarts
         self._spares = spares
@@ -221,7 +222,7 @@ class MembershipState:
         """Returns the number of processes that the job is meant to have."""
         # If too many members have finished, no replacement makes them enough again.
         is_over = self._is_preempting or self.preempted or self._size < self._min_size
-        return 0 if is_over else self._size + self._wanted_spares()
+        return 0 if is_over else min(self._size, self._room) + self._wanted_spares()
 
     def _missing(self) -> int:
         """Returns the number of processes that are missing when members have left."""
@@ -285,7 +286,7 @@ class MembershipState:
         if self.start_failures >= START_FAILURES and not preparing:
             starts = 0
         there = len(self._members()) - leaving + len(self._ready()) + preparing
-        return min(self._size, there + starts)
+        return min(self._size, self._room, there + starts)
 
     def _must_end(self) -> bool:
         """Returns whether the members save and end, instead of going on."""
@@ -311,12 +312,24 @@ class MembershipState:
             return ""
         return reasons.other_program()
 
+    def _lateness(self, member: int) -> str:
+        """Returns why a process that has exceeded its time limit is killed."""
+        if member in self._refused:
+            return f"it has not ended {self._start_limit_s:g} s after a refusal"
+        if member in self._ranks:
+            return (
+                f"another rank reported {NAMED_LIMIT_S:g} s ago that rank "
+                f"{self._ranks[member]} had failed"
+            )
+        return f"it is not ready {self._start_limit_s:g} s after its start"
+
     def _reason_for_too_few(self, left: int) -> str:
         """Returns the reason to stop with too few members."""
         return reasons.too_few(
             left,
             self._min_size,
             have_others_finished=self._size < self._min_size,
+            room=self._room,
             max_restarts=self._max_restarts,
             start_failures=self.start_failures,
         )
