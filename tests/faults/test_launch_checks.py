@@ -45,7 +45,11 @@ pytestmark = pytest.mark.faults
         (["-np", "2", "--map-by", "slot", "true"], 2, "which tfdistrun does not need"),
         (["-np", "2", "--max-num-proc", "4", "true"], 2, "write --max-np N"),
         (["-np", "2", "--reset-limit", "3", "true"], 2, "--max-restarts N"),
-        (["-np", "2", "--slots-per-host", "2", "true"], 2, "run on this host"),
+        (
+            ["-np", "2", "--slots-per-host", "2", "true"],
+            2,
+            "prints the slots of",
+        ),
         (
             ["-np", "2", "--min-np", "1", "--host-discovery-script", "f", "true"],
             2,

@@ -379,7 +379,9 @@ def test_after_a_fit_that_raised_signals_have_their_former_effect():
 
 
 def next_generation():
-    place = Place(generation=runtime.generation() + 1, rank=0, size=1)
+    alone = {"rank": 0, "local_rank": 0, "cross_rank": 0}
+    alone |= {"size": 1, "local_size": 1, "cross_size": 1}
+    place = Place(generation=runtime.generation() + 1, **alone)
     with unittest.mock.patch.dict(os.environ):
         world.reconnect(place, timeout_s=30.0)
 

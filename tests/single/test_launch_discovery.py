@@ -38,7 +38,7 @@ def test_the_slots_of_this_host_are_found(text, slots):
         ("localhost:0", "malformed", "a number of slots from 1"),
         ("?!", "malformed", "'?!' is not the name or address of a host"),
         ("localhost:2\n192.0.2.7:2", "hosts", "the host 192.0.2.7, which is not this"),
-        ("192.0.2.7:2", "hosts", "several hosts are not supported yet"),
+        ("192.0.2.7:2", "hosts", "For a job on several hosts"),
     ],
 )
 def test_other_output_is_an_error_that_says_what_was_expected(text, kind, says):
@@ -166,12 +166,12 @@ def test_the_exit_code_of_a_script_is_not_lost_to_who_reaps_orphans():
 )
 def test_options_that_do_not_fit_are_errors(words, says):
     options = parser().parse_args(["-np", "2", *words, "true"])
-    assert says in elastic_error(options, has_remote_hosts=False)
+    assert says in elastic_error(options)
 
 
 def test_max_np_without_a_script_may_be_np():
     words = ["-np", "2", "--min-np", "1", "--max-np", "2", "true"]
-    assert elastic_error(parser().parse_args(words), has_remote_hosts=False) is None
+    assert elastic_error(parser().parse_args(words)) is None
 
 
 def discover(script, *words):

@@ -1,18 +1,17 @@
 """tfdistrun's part in elastic jobs: messages of the members, and their processes."""
 
 import os
-import signal
-import subprocess
 
-import psutil
 import pytest
-from helpers.launcher import until
 
+from tfdist.core.rendezvous import renewal
 from tfdist.core.rendezvous.store import (
     SLOW,
+    answer_key,
     ask_step_key,
     begun_key,
     change_key,
+    failure_key,
     leave_key,
     request_key,
 )
@@ -26,6 +25,7 @@ class Processes:
 
     def __init__(self):
         self.killed, self.formed_ranks, self.started = [], [], []
+        self.stopped_members, self.lost, self.hosts = set(), [], ["a"]
 
     def start(self, member, name):
         self.started.append(name)
@@ -34,6 +34,19 @@ class Processes:
 
     def kill(self, member):
         self.killed.append(member)
+
+    def stopped(self):
+        return [*self.stopped_members]
+
+    def host_of(self, member):
+        return member % len(self.hosts)
+
+    def host_name(self, member):
+        return self.hosts[self.host_of(member)] if len(self.hosts) > 1 else ""
+
+    def lose_host(self, name):
+        self.lost.append(name)
+        return 1
 
     def formed(self, ranks):
         self.formed_ranks.append(dict(ranks))
@@ -46,17 +59,21 @@ class Store:
     """Notes what is set."""
 
     def __init__(self):
-        self.keys = []
+        self.values = {}
+
+    @property
+    def keys(self):
+        return [*self.values]
 
     def set(self, key, value):
-        self.keys.append(key)
+        self.values[key] = value
 
     def drop(self, prefix):
         pass
 
 
 class Job:
-    """Two members, whose messages the test sends; they have processes of their own."""
+    """Two members, whose messages the test sends."""
 
     def __init__(self):
         self.receiver, self.processes = Receiver(), Processes()
@@ -66,9 +83,8 @@ class Job:
         self.processes.job = self.own
         self.own.attach(self.processes)
         self.own.begin()
-        self.sleeping = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-        for member, process in enumerate(self.sleeping):
-            self.own.started(member, process.pid)
+        for member in range(2):
+            self.own.started(member, 1000 + member)
 
     def discover(self, found):
         self.receiver.discovered(found)
@@ -84,18 +100,13 @@ class Job:
         self.receiver.put(request_key(member, generation), {**request, "program": ""})
 
     def stop(self, member):
-        pid = self.sleeping[member].pid
-        os.kill(pid, signal.SIGSTOP)
-        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        self.processes.stopped_members.add(member)
 
 
 @pytest.fixture
 def job():
     made = Job()
     yield made
-    for process in made.sleeping:
-        process.kill()
-        process.wait(5)
     made.receiver.close()
 
 
@@ -185,3 +196,35 @@ def test_a_newcomer_that_is_of_no_use_any_more_is_not_reported_as_lost(job, caps
     assert "newcomer 4" in capsys.readouterr().err
     job.own.ended(4, "killed by SIGKILL", failed=True)
     assert not capsys.readouterr().err
+
+
+# ---- several hosts ----
+
+
+def test_the_ranks_get_their_places_on_their_hosts(job):
+    job.processes.hosts = ["a", "b"]
+    job.ask(0, 1)
+    job.ask(1, 1)
+    job.own.poll()
+    answers = [job.store.values[answer_key(member, 1)] for member in (0, 1)]
+    found = [renewal.Place.from_answer(answer) for answer in answers]
+    shared = {"generation": 2, "size": 2, "local_rank": 0, "local_size": 1}
+    assert found == [
+        renewal.Place(rank=rank, cross_rank=rank, cross_size=2, **shared)
+        for rank in (0, 1)
+    ]
+
+
+def test_the_members_of_a_lost_host_are_not_replaced_where_no_room_is_left(job, capfd):
+    job.processes.hosts = ["a", "b"]
+    job.discover(3)
+    assert len(job.processes.started) == 1
+    job.own.lose_host("b", "b was lost: its connection ended")
+    job.own.lose_host("b", "b was lost: its connection ended")  # is told once
+    job.own.ended(1, "its host was lost", failed=True)
+    assert job.processes.lost == ["b"] and len(job.processes.started) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert "tfdistrun: b was lost: its connection ended" in lines
+    assert lines[-1].endswith("rank 1 (process 1001 on b) was lost: its host was lost")
+    failure = job.store.values[failure_key(1)]
+    assert (failure["host"], failure["pid"]) == ("b", 1001)

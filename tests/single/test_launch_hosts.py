@@ -345,6 +345,7 @@ def checks(tmp_path, **changes):
         "cwd": str(tmp_path),
         "command": ["sh"],
         "ranks": [{"rank": 0}],
+        "slots": [0],
         "size": 1,
         "shm_bytes": 0,
         "store": "127.0.0.1:1",

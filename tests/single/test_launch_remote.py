@@ -1,6 +1,7 @@
 """The connections to other hosts, before their ranks start."""
 
 import sys
+import time
 
 import pytest
 
@@ -79,5 +80,38 @@ def test_a_host_that_is_lost_after_it_was_ready_is_named(tmp_path, monkeypatch):
         assert "with exit code 9" in connections[0].failure
     finally:
         for one in connections:
+            one.kill()
+            one.close("the test is over")
+
+
+@pytest.mark.parametrize(
+    ("speaks", "least_s", "most_s"), [(False, 0.2, 1.2), (True, 1.2, 5.0)]
+)
+def test_a_host_that_does_not_confirm_a_kill_is_lost(
+    tmp_path, monkeypatch, speaks, least_s, most_s
+):
+    """A host that has been silent before has less time: it may have been lost."""
+    monkeypatch.setattr(remote, "KILL_LIMIT_S", 0.8)
+    monkeypatch.setattr(remote, "KILL_MIN_S", 0.3)
+    connection, other = hosts(tmp_path, slow_s=0.0, silence_s=60.0)
+    try:
+        prepared([connection, other], 20.0)
+        connection.go()
+        time.sleep(0.9)
+        if speaks:
+            connection.heard()
+        asked_s = time.monotonic()
+        connection.kill_rank(0)
+        connection.kill_rank(7)  # has ended meanwhile
+        while not (ends := connection.run_periodic()):
+            if speaks:
+                connection.heard()
+            time.sleep(0.02)
+        assert least_s < time.monotonic() - asked_s < most_s
+        [end] = ends
+        assert end.rank == 0
+        assert "did not confirm that it had killed a process" in end.lost
+    finally:
+        for one in (connection, other):
             one.kill()
             one.close("the test is over")

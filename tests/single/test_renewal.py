@@ -61,10 +61,11 @@ def launcher():
 def test_a_request_is_not_limited_by_the_timeout_of_operations(launcher, monkeypatch):
     """The others may be in a long step, or a replacement may start for long."""
     monkeypatch.setenv("TFDIST_TIMEOUT_S", "0.1")
-    place = {"generation": 2, "rank": 1, "size": 3}
+    place = {"generation": 2, "rank": 1, "size": 3, "is_last": False}
+    place |= {"local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2}
     threading.Timer(0.5, launcher.store.set, (answer_key(2, 7), place)).start()
     found = renewal.ask_for_place(launcher.environ, 7, REQUEST)
-    assert found == renewal.Place(generation=2, rank=1, size=3)
+    assert found == renewal.Place(**place)
 
 
 @deadline(30)

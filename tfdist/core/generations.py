@@ -313,7 +313,7 @@ def _loss(error: Exception) -> native.CoreError | None:
 
 def _failed_ranks(lost: native.CoreError | None) -> list[int]:
     """Returns the ranks that an error names as lost."""
-    if lost is None or lost.payload.get("kind") != "rank_failed":
+    if lost is None or lost.payload.get("kind") not in ("rank_failed", "no_majority"):
         return []
     rank = int(lost.payload.get("rank", -1))
     own = runtime.rank() if runtime.is_initialized() else None

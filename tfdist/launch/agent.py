@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -28,7 +29,7 @@ from tfdist.core.rendezvous.address import split_address
 from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreClient
-from tfdist.core.term_signal import SAME_SIGNAL_S
+from tfdist.core.term_signal import EXIT_CODE, SAME_SIGNAL_S
 from tfdist.core.version import __version__
 from tfdist.launch import agent_protocol, binding, preflight, processes
 from tfdist.launch.failure_summary import signal_name
@@ -38,7 +39,7 @@ from tfdist.launch.rank_loop import (
     READ_BYTES,
     RankLoop,
 )
-from tfdist.launch.signals import ENDING, PASSED_ON, Signals
+from tfdist.launch.signals import ENDING, PASSED_ON, Signals, signal_group
 
 _MOST_WAITING_BYTES = 1 << 20  # for the network; beyond it, the ranks must wait
 _PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2
@@ -104,9 +105,13 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
             "same programs on all hosts, or give the path",
             127,
         )
-    own = len(job["ranks"])
+    own = min(len(job["slots"]), int(job["size"]))
     found = preflight.check(
-        own, shm_bytes=job["shm_bytes"], world=job["size"], served=own
+        own,
+        shm_bytes=job["shm_bytes"],
+        world=job["size"],
+        served=own,
+        at_start=len(job["ranks"]),
     )
     if found.errors:
         raise PrepareError("; ".join(found.errors))
@@ -173,6 +178,7 @@ class Agent:
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
+        self._stopped: frozenset[int] = frozenset()  # by SIGSTOP, as tfdistrun knows
         self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
@@ -252,8 +258,10 @@ class Agent:
             self._start()
         elif order == "signal":
             self._signal_ranks(int(message["number"]))
+        elif order == "start":
+            self._start_newcomer(message)
         elif order == "kill":
-            self._loop.kill()
+            self._kill(message.get("member"))
         elif order == "finish":
             self._finished = True
             self._children_end_s = time.monotonic() + float(message["children_s"])
@@ -306,6 +314,7 @@ class Agent:
             if len(self._out) < _MOST_WAITING_BYTES:
                 self._say(event="alive")
             self._loop.reap()
+            self._say_who_is_stopped()
 
     def _step(self, until_s: float) -> None:
         self._write()
@@ -331,8 +340,7 @@ class Agent:
         environ = rank_environ(os.environ, job["environ"], job["path"])
         try:
             warnings = prepare(job, environ)
-            ranks = [int(told["rank"]) for told in job["ranks"]]
-            self._bound = binding.here(ranks, job["bind_to"])
+            self._bound = binding.here(job["slots"], job["bind_to"])
         except (PrepareError, binding.BindingError) as error:
             self._say(event="error", text=str(error), code=getattr(error, "code", 2))
             return
@@ -357,22 +365,54 @@ class Agent:
         processes.adopt_orphans()
         self._guard = processes.Guard(self._job["job_tag"])
         self._loop.guard_with(self._guard)
-        binds = self._job["bind_to"] != "none"
         for told in self._job["ranks"]:
-            rank = int(told["rank"])
             try:
-                self._loop.start(
-                    rank,
-                    _FrameStream(self._out, agent_protocol.STDOUT, rank),
-                    _FrameStream(self._out, agent_protocol.STDERR, rank),
-                    command=self._job["command"],
-                    environ={**self._environ, **told["variables"]},
-                    terminal_columns=told["terminal_columns"],
-                    processors=self._bound[rank] if binds else None,
-                )
+                self._start_one(int(told["rank"]), told)
             except OSError as error:
                 self._say(event="error", text=f"cannot start a rank: {error}", code=1)
                 return
+
+    def _start_one(self, member: int, told: Mapping[str, Any]) -> None:
+        """Starts a process.
+
+        Args:
+            member: its number.
+            told: its variables, its slot, and the columns of the terminal.
+
+        Raises:
+            OSError: no process or descriptor is available.
+        """
+        binds = self._job["bind_to"] != "none"
+        self._loop.start(
+            member,
+            _FrameStream(self._out, agent_protocol.STDOUT, member),
+            _FrameStream(self._out, agent_protocol.STDERR, member),
+            command=self._job["command"],
+            environ={**self._environ, **told["variables"]},
+            terminal_columns=told["terminal_columns"],
+            processors=self._bound[int(told["slot"])] if binds else None,
+        )
+        pid = self._loop.running[member].process.pid
+        self._say(event="started", rank=member, pid=pid)
+
+    def _start_newcomer(self, message: Mapping[str, Any]) -> None:
+        """Starts one more process of an elastic job."""
+        member = int(message["member"])
+        if self._signalled_s:
+            self._on_exit(member, EXIT_CODE)
+            return
+        try:
+            self._start_one(member, message)
+        except OSError as error:
+            _explain(f"cannot start a rank: {error}")
+            self._on_exit(member, 1)
+
+    def _kill(self, member: int | None) -> None:
+        """Kills a process and its children; None: every process of the job."""
+        if member is None:
+            self._loop.kill()
+        elif started := self._loop.running.get(member):
+            signal_group(started.process.pid, signal.SIGKILL)
 
     def _on_exit(self, rank: int, code: int) -> None:
         if not self._silent:
@@ -383,6 +423,11 @@ class Agent:
                 time_s=time.monotonic(),
                 memory_bytes=processes.memory_of_children(),
             )
+
+    def _say_who_is_stopped(self) -> None:
+        if (stopped := self._loop.stopped()) != self._stopped:
+            self._stopped = stopped
+            self._say(event="stopped", ranks=sorted(stopped))
 
     def _end_all(self) -> None:
         """Ends everything that was started on this host."""

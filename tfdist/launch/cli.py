@@ -76,22 +76,27 @@ def _plan(options: Namespace) -> Plan:
     Raises:
         SystemExit: with code 2.
     """
-    hosts = [Host("localhost", options.size, is_local=True)]
+    most = options.max_size or options.size
+    hosts = [Host("localhost", most, is_local=True)]
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        plan = Plan(hosts, places(hosts, options.size), _further_places(options))
-        ranks = [place.rank for place in (*plan.local, *plan.further)]
-        return replace(plan, bound=binding.here(ranks, options.bind_to))
+        free = _free_places(options, hosts)
+        plan = Plan(hosts, places(hosts, options.size), most, free)
+        here = [number for host in plan.local_hosts for number in plan.slots_on(host)]
+        return replace(plan, bound=binding.here(here, options.bind_to))
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
 
 
-def _further_places(options: Namespace) -> list[Place]:
-    """Returns the places, on this host, of ranks with which the job may grow."""
+def _free_places(options: Namespace, hosts: Sequence[Host]) -> list[Place]:
+    """Returns the places that an elastic job leaves free at the start."""
+    if options.min_size is None:
+        return []
     most = options.max_size or options.size
-    return places([Host("localhost", most, is_local=True)], most)[options.size :]
+    room = [replace(host, slots=min(host.slots, most)) for host in hosts]
+    return places(room, sum(host.slots for host in room))[options.size :]
 
 
 def _discover(options: Namespace) -> HostDiscovery | None:
@@ -102,15 +107,13 @@ def _discover(options: Namespace) -> HostDiscovery | None:
     """
     if options.discovery_script is None:
         return None
-    wrong = elastic_error(options, has_remote_hosts=False)
     discovery = HostDiscovery(options.discovery_script)
-    if wrong is None:
-        try:
-            slots = discovery.first_slots()
-        except DiscoveryError as error:
-            wrong = str(error)
-        else:
-            wrong = _slots_error(options, slots)
+    try:
+        slots = discovery.first_slots()
+    except DiscoveryError as error:
+        wrong: str | None = str(error)
+    else:
+        wrong = _slots_error(options, slots)
     if wrong is not None:
         complain(wrong)
         raise SystemExit(_USAGE_ERROR)
@@ -195,7 +198,8 @@ def _check_machine(plan: Plan) -> int:
     except native.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
-    here = len(plan.local) + len(plan.further)
+    here = sum(len(plan.slots_on(host)) for host in plan.local_hosts)
+    here = min(here, plan.max_size)
     found = preflight.check(
         here, shm_bytes=shm_bytes, world=plan.max_size, at_start=len(plan.local)
     )
@@ -260,11 +264,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check_working_folder()
     options = parser().parse_args(arguments)
     os.environ.update(options.env)  # first, because PATH determines the command
-    discovery = _discover(options)
-    plan = _plan(options)
-    if wrong := elastic_error(options, has_remote_hosts=bool(plan.remote)):
+    if wrong := elastic_error(options):
         complain(wrong)
         return _USAGE_ERROR
+    discovery = _discover(options)
+    plan = _plan(options)
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))

@@ -61,9 +61,9 @@ def slots_of(text: str, script: str) -> int:
     if others:
         raise DiscoveryError(
             "hosts",
-            f"{script} printed the host {others[0]}, which is not this host; elastic "
-            f"jobs on several hosts are not supported yet: {expected}, and no other "
-            "host",
+            f"{script} printed the host {others[0]}, which is not this host; "
+            f"{expected}, and no other host. For a job on several hosts, which does "
+            "not grow, use -H",
         )
     return found[0].slots
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
-
-import psutil
 
 from tfdist.core.rendezvous.failure_report import PREFIX as REPORTS
 from tfdist.core.rendezvous.store import (
@@ -32,6 +31,7 @@ from tfdist.core.rendezvous.store import (
     join_key,
 )
 from tfdist.launch.discovery import DiscoveryError
+from tfdist.launch.hosts import places_of
 from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import (
     START_FAILURES,
@@ -61,6 +61,18 @@ class Processes(Protocol):
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it still runs."""
+
+    def stopped(self) -> Collection[int]:
+        """Returns the members whose processes are stopped (SIGSTOP)."""
+
+    def host_of(self, member: int) -> int:
+        """Returns the index of a member's host."""
+
+    def host_name(self, member: int) -> str:
+        """Returns the name of a member's host; "" if the job has a single host."""
+
+    def lose_host(self, name: str) -> int:
+        """Starts nothing on a host any more; returns the slots of the other hosts."""
 
     def formed(self, ranks: Mapping[int, int]) -> None:
         """Notes the members of a new generation, and their ranks."""
@@ -122,11 +134,13 @@ class ElasticJob:
         self._receiver = receiver
         self._numbers: dict[int, int] = {}  # member → number of its latest request
         self._pids: dict[int, int] = {}
+        self._places: dict[int, dict[str, int]] = {}  # of the newest generation
         self._names: dict[int, str] = {}  # of newcomers, and of members that have left
         self._grows = False  # processes are started because the job grows
         self._processes: Processes | None = None
         self._got_sigterm: set[int] = set()  # members
         self._told_slow: set[int] = set()  # members that have asked to be replaced
+        self._lost_hosts: set[str] = set()
         self._has_begun = False
         self._stopped = False
         self._is_preempting = False  # tfdistrun got SIGTERM
@@ -164,6 +178,21 @@ class ElasticJob:
         self._carry_out(self._membership.begin(time.monotonic()))
         self._has_begun = True
 
+    def lose_host(self, name: str, why: str) -> None:
+        """Handles the loss of a host, before the ends of its members.
+
+        Args:
+            name: the name of the host.
+            why: description for the message; "" if the host got a signal to end.
+        """
+        if name in self._lost_hosts or self._processes is None:
+            return
+        self._lost_hosts.add(name)
+        if why or not self._is_preempting:
+            complain(why or f"{name} got a signal: its ranks leave after a step")
+        room = self._processes.lose_host(name)
+        self._carry_out(self._membership.limit(room, time.monotonic()))
+
     def preempt(self) -> None:
         """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
         self._is_preempting = True
@@ -183,7 +212,6 @@ class ElasticJob:
         """
         rank = self._membership.ranks.get(member)
         who = self._name_of(member)
-        self._pids.pop(member, 0)
         actions = self._membership.ended(member, failed=failed, now_s=time.monotonic())
         is_expected = self.has_left(member) or self.is_preempted or self._is_preempting
         is_expected = is_expected or member in self._membership.surplus
@@ -195,6 +223,7 @@ class ElasticJob:
                     f"{START_FAILURES} ended before they were ready to join"
                 )
         self._carry_out(actions)
+        self._pids.pop(member, 0)
 
     def _name_of(self, member: int) -> str:
         """Returns the name of a member in messages, with its process id."""
@@ -202,8 +231,16 @@ class ElasticJob:
         name = f"rank {rank}"
         if rank is None:
             name = self._names.get(member, f"replacement {member}")
-        pid = self._pids.get(member)
-        return name if pid is None else f"{name} (process {pid})"
+        pid, host = self._pids.get(member), self._host_name(member)
+        if pid is None:
+            return name
+        where = f" on {host}" if host else ""
+        return f"{name} (process {pid}{where})"
+
+    def _host_name(self, member: int) -> str:
+        """Returns the host of a process; "" if the job has a single one."""
+        assert self._processes is not None  # noqa: S101 - attach() was called
+        return self._processes.host_name(member) if member in self._pids else ""
 
     def poll(self) -> None:
         """Handles messages, and what has to be done by now."""
@@ -218,10 +255,10 @@ class ElasticJob:
                 self._discovered(value)
             elif key == begun_key(self._membership.generation):
                 self._is_connecting = False
+        assert self._processes is not None  # noqa: S101 - attach() was called
         now_s = time.monotonic()
-        for member in self._membership.live:
-            if _is_stopped(self._pids.get(member)):
-                self._carry_out(self._on_stopped(member, now_s))
+        for member in self._processes.stopped():
+            self._carry_out(self._on_stopped(member, now_s))
         self._carry_out(self._membership.poll(now_s))
 
     def _on_stopped(self, member: int, now_s: float) -> list[Action]:
@@ -309,6 +346,7 @@ class ElasticJob:
             self._store.drop(REPORTS)  # of ranks that were lost
             self._is_connecting = True
             self._processes.formed(ranks)
+            self._set_places(ranks, self._processes)
             committed = self._membership.committed
             if self.is_preempted:
                 complain(
@@ -324,6 +362,16 @@ class ElasticJob:
         for action in actions:
             self._carry_out_one(action, self._processes)
 
+    def _set_places(self, ranks: Mapping[int, int], processes: Processes) -> None:
+        """Sets the places of the members of a new generation, for their answers."""
+        members = sorted(ranks, key=lambda member: ranks[member])
+        places = places_of([processes.host_of(member) for member in members])
+        generation = {"generation": self._membership.generation, "size": len(ranks)}
+        self._places = {
+            member: {**asdict(place), **generation}
+            for member, place in zip(members, places, strict=True)
+        }
+
     def _note_names(self, ranks: Mapping[int, int]) -> None:
         """Stores the ranks of the members, which have left when they get no more."""
         self._names |= {member: f"rank {rank}" for member, rank in ranks.items()}
@@ -335,8 +383,10 @@ class ElasticJob:
                 self._names[member] = f"{kind} {member}"
                 if processes.start(member, self._names[member]):
                     kind = kind if self._has_begun else "spare"
-                    pid = self._pids[member]
-                    complain(f"{kind} {member} (process {pid}) is started")
+                    pid, host = self._pids.get(member), processes.host_name(member)
+                    where = f" on {host}" if host else ""
+                    shown = f" (process {pid})" if pid is not None else ""
+                    complain(f"{kind} {member}{shown} is started{where}")
                 else:
                     failed = self._membership.ended(
                         member, failed=True, now_s=time.monotonic()
@@ -346,10 +396,9 @@ class ElasticJob:
                 if not self._membership.finished:
                     complain(f"{self._name_of(member)} is killed: {reason}")
                 processes.kill(member)
-            case Answer(member, generation, rank, size, is_last):
-                place = {"generation": generation, "rank": rank, "size": size}
-                place["is_last"] = is_last
-                self._store.set(answer_key(member, self._numbers[member]), place)
+            case Answer(member, is_last=is_last):
+                key = answer_key(member, self._numbers[member])
+                self._store.set(key, {**self._places[member], "is_last": is_last})
             case Refuse(member, reason):
                 key = answer_key(member, self._numbers[member])
                 self._store.set(key, {"refused": reason})
@@ -371,7 +420,7 @@ class ElasticJob:
                     failure_key(generation),
                     {
                         "rank": rank,
-                        "host": os.uname().nodename,
+                        "host": self._host_name(member) or os.uname().nodename,
                         "pid": self._pids.get(member, 0),
                         "cause": "its process ended",
                     },
@@ -385,12 +434,3 @@ class ElasticJob:
 
 def _ranks(number: int) -> str:
     return f"{number} rank{'s' if number > 1 else ''}"
-
-
-def _is_stopped(pid: int | None) -> bool:
-    if pid is None:
-        return False
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,20 +256,39 @@ def places(found: Sequence[Host], size: int) -> list[Place]:
             f"-np {size}, but the hosts have {slots} slot{'s' if slots > 1 else ''} "
             f"({listed}{more}); name more hosts, or give them more slots (host:N)"
         )
-    counts: list[int] = []
-    for host in found:
-        counts.append(min(host.slots, size - sum(counts)))
-    dealt: list[Place] = []
-    for index, count in enumerate(counts):
-        for local_rank in range(count):
-            dealt.append(
-                Place(
-                    rank=len(dealt),
-                    host=index,
-                    local_rank=local_rank,
-                    local_size=count,
-                    cross_rank=sum(1 for c in counts[:index] if c > local_rank),
-                    cross_size=sum(1 for c in counts if c > local_rank),
-                )
-            )
-    return dealt
+    filled = [index for index, host in enumerate(found) for _ in range(host.slots)]
+    return places_of(filled[:size])
+
+
+def places_of(hosts: Sequence[int]) -> list[Place]:
+    """Returns the places of ranks whose hosts are known.
+
+    Args:
+        hosts: the host of each rank, in rank order.
+
+    Example:
+        >>> from tfdist.launch.hosts import places_of
+        >>> [(p.local_rank, p.cross_rank) for p in places_of([0, 1, 1, 0])]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    on_host: Counter[int] = Counter()
+    with_local_rank: Counter[int] = Counter()
+    indexes = []
+    for host in hosts:
+        local_rank = on_host[host]
+        indexes.append((local_rank, with_local_rank[local_rank]))
+        on_host[host] += 1
+        with_local_rank[local_rank] += 1
+    return [
+        Place(
+            rank=rank,
+            host=host,
+            local_rank=local_rank,
+            local_size=on_host[host],
+            cross_rank=cross_rank,
+            cross_size=with_local_rank[local_rank],
+        )
+        for rank, (host, (local_rank, cross_rank)) in enumerate(
+            zip(hosts, indexes, strict=True)
+        )
+    ]

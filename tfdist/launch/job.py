@@ -63,19 +63,26 @@ class Plan:
     Attributes:
         hosts: the hosts.
         places: places of the ranks with which the job starts.
-        further: places on this host of ranks with which an elastic job may grow.
-        bound: processors of the local ranks, the further ones included, by rank.
+        max_size: largest number of ranks of the job.
+        free: places where an elastic job may start further processes, because it grows
+            or a host was lost.
+        bound: processors of the slots of this host, by their numbers.
     """
 
     hosts: Sequence[Host]
     places: Sequence[Place]
-    further: Sequence[Place] = ()
+    max_size: int
+    free: Sequence[Place] = ()
     bound: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
-    def max_size(self) -> int:
-        """Largest number of ranks of the job."""
-        return len(self.places) + len(self.further)
+    def slots(self) -> list[Place]:
+        """Places of the ranks, and free places."""
+        return [*self.places, *self.free]
+
+    def slots_on(self, host: int) -> list[int]:
+        """Returns the numbers of the slots of one host."""
+        return [place.rank for place in self.slots if place.host == host]
 
     def on(self, host: int) -> list[Place]:
         """Returns the ranks of one host."""
@@ -83,13 +90,18 @@ class Plan:
 
     @property
     def used(self) -> list[int]:
-        """Hosts that have ranks."""
-        return sorted({place.host for place in self.places})
+        """Hosts that have ranks, or may get some."""
+        return sorted({place.host for place in self.slots})
 
     @property
     def remote(self) -> list[int]:
         """Hosts whose ranks are started through ssh."""
         return [host for host in self.used if not self.hosts[host].is_local]
+
+    @property
+    def local_hosts(self) -> list[int]:
+        """This machine, if it is one of the hosts."""
+        return [host for host in self.used if self.hosts[host].is_local]
 
     @property
     def local(self) -> list[Place]:
@@ -392,9 +404,7 @@ class Job:
         return number
 
     def _tell_bindings(self) -> None:
-        local = {place.rank: self.plan.hosts[0] for place in self.plan.further}
-        places = {place.rank: self.plan.hosts[place.host] for place in self.plan.places}
-        places |= local
+        places = {place.rank: self.plan.hosts[place.host] for place in self.plan.slots}
         asked = dict.fromkeys(places, os.environ.get(binding.THREADS, ""))
         asked |= {rank: one.threads for one in self.remotes for rank in one.ranks}
         for text in binding.warnings(self.bound, asked):
@@ -414,13 +424,15 @@ class Job:
             "path": os.environ.get("PATH", ""),
             "store": address,
             "secret": self.secret.hex(),
-            "size": len(self.plan.places),
+            "size": self.plan.max_size,
+            "slots": self.plan.slots_on(index),
             "shm_bytes": self.shm_bytes,
             "bind_to": self.options.bind_to,
             "signal_grace_s": self.options.signal_grace_s,
             "ranks": [
                 {
                     "rank": place.rank,
+                    "slot": place.rank,
                     "variables": self.variables_of(place),
                     "terminal_columns": self.streams.terminal_columns(
                         self.output_of(place.rank, None)

@@ -74,8 +74,11 @@ _FOREIGN = {
     ("--elastic-timeout",): (
         "leave it out; an elastic job waits for replacements as long as they start"
     ),
-    ("--slots-per-host", "--blacklist-cooldown-range"): (
-        "all ranks of an elastic job run on this host; leave it out"
+    ("--slots-per-host",): (
+        "leave it out; the discovery script prints the slots of this host: localhost:4"
+    ),
+    ("--blacklist-cooldown-range",): (
+        "leave it out; an elastic job does not use a lost host again"
     ),
 }
 
@@ -186,13 +189,13 @@ def without_effect(options: argparse.Namespace) -> list[str]:
     return [name for name, value in given.items() if value is not None]
 
 
-def elastic_error(options: argparse.Namespace, *, has_remote_hosts: bool) -> str | None:
+def elastic_error(options: argparse.Namespace) -> str | None:
     """Returns what is wrong with the options of an elastic job, or None.
 
     Example:
         >>> from tfdist.launch.options import elastic_error, parser
         >>> options = parser().parse_args(["-np", "2", "--min-np", "3"])
-        >>> elastic_error(options, has_remote_hosts=False)
+        >>> elastic_error(options)
         '--min-np 3 is more than -np 2: give at most -np'
     """
     if options.min_size is None:
@@ -211,14 +214,7 @@ def elastic_error(options: argparse.Namespace, *, has_remote_hosts: bool) -> str
             f"--min-np {options.min_size} is more than -np {options.size}: give at "
             "most -np"
         )
-    if wrong := _growth_error(options):
-        return wrong
-    if has_remote_hosts:
-        return (
-            "--min-np works with ranks on one host only: start the job without -H and "
-            "--hostfile, or without --min-np and restart it from its last checkpoint"
-        )
-    return None
+    return _growth_error(options)
 
 
 def _growth_error(options: argparse.Namespace) -> str | None:
@@ -366,7 +362,7 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         help="keep running when ranks are lost, and start a replacement for each. "
         "While fewer than N ranks are connected, the job waits. The program has to use "
         "tfdist.callbacks.Elastic in fit, loop over tfdist.elastic.State.steps, or use "
-        "hvd.elastic.run. All ranks must be on this host. See docs/elastic.md",
+        "hvd.elastic.run. See docs/elastic.md",
     )
     made.add_argument(
         "--max-np",

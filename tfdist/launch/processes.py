@@ -274,6 +274,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process is stopped (SIGSTOP)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def send_signal(pids: Collection[int], number: int) -> None:
     """Sends a signal to each process that still exists."""
     for pid in pids:

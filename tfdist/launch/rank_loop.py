@@ -221,6 +221,14 @@ class RankLoop:
         if self._guard is not None:
             processes.reap_orphans(self.excluded_pids | self._groups)
 
+    def stopped(self) -> frozenset[int]:
+        """Returns the ranks whose processes are stopped (SIGSTOP)."""
+        return frozenset(
+            rank
+            for rank, started in self.running.items()
+            if processes.is_stopped(started.process.pid)
+        )
+
     # ---- signals ----
 
     @property

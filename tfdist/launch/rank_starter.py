@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tfdist.core.rendezvous import renewal
 from tfdist.launch import output, processes
 from tfdist.launch.output import complain
+from tfdist.launch.slots import Slots
 
 if TYPE_CHECKING:
     from tfdist.launch.job import Job
+    from tfdist.launch.remote import RemoteHost
     from tfdist.launch.supervisor import Supervisor
 
 
@@ -39,7 +41,8 @@ class RankStarter:
         self._job = job
         self._supervisor = supervisor
         self._stack = stack
-        self._slots: dict[int, int] = {}  # member → rank whose processors it uses
+        self._remotes = dict(zip(job.plan.remote, job.remotes, strict=True))
+        self._slots = Slots(job.plan.slots)
         self._common = {
             "TFDIST_RENDEZVOUS": address,
             "TFDIST_SECRET_FILE": secret_path,
@@ -54,6 +57,8 @@ class RankStarter:
             place.rank: job.output_of(place.rank, self._log(f"rank-{place.rank}.log"))
             for place in job.plan.places
         }
+        for rank in outputs:
+            self._slots.take(rank, running=range(rank))
         for one in job.remotes:
             for rank in one.ranks:
                 own = outputs[rank]
@@ -93,7 +98,6 @@ class RankStarter:
             terminal_columns=job.streams.terminal_columns(own),
             processors=job.bound[slot] if binds else None,
         )
-        self._slots[slot if member is None else member] = slot
 
     # ---- of an elastic job ----
 
@@ -104,15 +108,16 @@ class RankStarter:
             member: its number.
             name: its name in front of its output, until it has joined.
         """
-        places = [*self._job.plan.local, *self._job.plan.further]
-        used = {
-            self._slots[one] for one in self._supervisor.running & self._slots.keys()
-        }
-        place = next((one for one in places if one.rank not in used), places[-1])
+        place = self._slots.take(member, self._supervisor.running)
+        if place is None:
+            complain(f"{name} cannot be started: no host is left")
+            return False
         # Not as rank 0, which writes files, before it has joined. `local_rank` is that
         # of the lost rank, or of a free slot: it may choose the device.
-        size = max(len(self._job.plan.places), place.rank + 1, 2)
-        rank = place.rank or size - 1
+        plan = self._job.plan
+        rank = min(place.rank, plan.max_size - 1)
+        size = max(len(plan.places), rank + 1, place.local_rank + 1, 2)
+        rank = rank or size - 1
         shown = replace(place, rank=rank, local_size=size)
         variables = self._job.variables_of(shown, size)
         variables[renewal.MEMBER] = str(member)
@@ -120,11 +125,49 @@ class RankStarter:
             log = self._log(f"{name.replace(' ', '-')}.log")
             own = self._job.output_of(rank, log)
             own.name = name
-            self._start(own, variables, place.rank, member)
+            if remote := self._remotes.get(place.host):
+                self._start_remote(remote, own, variables, place.rank, member)
+            else:
+                self._start(own, variables, place.rank, member)
         except OSError as error:
             complain(f"{name} cannot be started: {error}")
             return False
         return True
+
+    def _start_remote(
+        self,
+        remote: RemoteHost,
+        own: output.RankOutput,
+        variables: Mapping[str, str],
+        slot: int,
+        member: int,
+    ) -> None:
+        """Lets the agent of a host start a process on the processors of `slot`."""
+        streams = self._job.streams
+        self._supervisor.add_remote_rank(
+            remote, own, *streams.mergers(own), member=member
+        )
+        columns = streams.terminal_columns(own)
+        remote.start(member, variables=variables, slot=slot, terminal_columns=columns)
+
+    def host_of(self, member: int) -> int:
+        """Returns the index of a member's host."""
+        return self._slots.host_of(member)
+
+    def host_name(self, member: int) -> str:
+        """Returns the name of a member's host; "" if the job has a single host."""
+        hosts = self._job.plan.hosts
+        return hosts[self.host_of(member)].name if len(hosts) > 1 else ""
+
+    def lose_host(self, name: str) -> int:
+        """Starts nothing on a host any more; returns the slots of the other hosts."""
+        names = [host.name for host in self._job.plan.hosts]
+        self._slots.lose(names.index(name))
+        return self._slots.room
+
+    def stopped(self) -> frozenset[int]:
+        """Returns the members that are stopped (SIGSTOP)."""
+        return self._supervisor.stopped()
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it still runs."""

@@ -33,6 +33,8 @@ SSH_COMMAND = (
 _READ_BYTES = 256 << 10
 _SAID_LINES = 10
 _EXIT_S = 0.5
+KILL_LIMIT_S = 5.0  # for an agent to confirm that it has killed a rank
+KILL_MIN_S = 1.0  # the same, if nothing has been received from it for as long
 _ROUND_S = 1.0
 _HINTS = (
     (
@@ -88,8 +90,22 @@ class End:
     lost: str = ""
 
 
+@dataclass(frozen=True)
+class Started:
+    """Start of a rank's process."""
+
+    rank: int
+    pid: int
+
+
+Event = agent_protocol.Frame | Started | End
+
+
 class RemoteHost:
     """The connection to one host's agent.
+
+    The processes of an elastic job are told apart by their numbers as members, which
+    `rank` stands for then.
 
     Args:
         host: the host; its `name` is passed to the command.
@@ -109,7 +125,10 @@ class RemoteHost:
         self.memory_bytes = 0  # peak memory of a rank's process there
         self.clock_s = 0.0  # offset that converts a time of that host
         self._job: dict[str, Any] = {}
+        self.stopped: frozenset[int] = frozenset()  # ranks that got SIGSTOP
+        self.is_leaving = False  # a signal ends the agent
         self._left = set(ranks)
+        self._kills_s: dict[int, float] = {}  # since when ranks are to be killed
         self._save_ends_s = 0.0  # in the future while a signal ends the agent
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = agent_protocol.Decoder(agent_protocol.GREETING)
@@ -153,6 +172,17 @@ class RemoteHost:
         self._heard_s = time.monotonic()
         self.send(do="go")
 
+    def start(self, rank: int, **told: Any) -> None:
+        """Lets the agent start one more process; see `Agent._start_one`."""
+        self._left.add(rank)
+        self.send(do="start", member=rank, **told)
+
+    def kill_rank(self, rank: int) -> None:
+        """Lets the agent kill a rank; the host is lost if it does not soon confirm."""
+        if rank in self._left and rank not in self._kills_s:
+            self._kills_s[rank] = time.monotonic()
+            self.send(do="kill", member=rank)
+
     @property
     def wants_write(self) -> bool:
         """Whether data is waiting to be written to the pipe."""
@@ -190,12 +220,23 @@ class RemoteHost:
             return self.close(
                 f"nothing was received from it for {agent_protocol.SILENCE_S:g} s"
             )
+        if self._kills_s and now > self._kill_deadline_s():
+            return self.close("it did not confirm that it had killed a process")
         return []
+
+    def _kill_deadline_s(self) -> float:
+        """Returns when the agent has to have confirmed the first kill.
+
+        A silent host has less time: it may have been lost before the kill.
+        """
+        asked_s = min(self._kills_s.values())
+        silent_s = max(asked_s + KILL_MIN_S, self._heard_s + KILL_LIMIT_S)
+        return min(asked_s + KILL_LIMIT_S, silent_s)
 
     # ---- from the agent ----
 
-    def read(self) -> list[agent_protocol.Frame | End]:
-        """Returns the frames and ends read from the agent's standard output."""
+    def read(self) -> list[Event]:
+        """Returns what the agent has sent: output, and starts and ends of ranks."""
         try:
             data = os.read(self.stdout, _READ_BYTES)
         except BlockingIOError:
@@ -203,7 +244,7 @@ class RemoteHost:
         if not data:
             return list(self.close())
         self._heard_s = time.monotonic()
-        found: list[agent_protocol.Frame | End] = []
+        found: list[Event] = []
         try:
             for frame in self._decoder.feed(data):
                 if frame.kind == agent_protocol.MESSAGE:
@@ -214,7 +255,7 @@ class RemoteHost:
             found += self.close(f"it sent data that is not from tfdist: {error}")
         return found
 
-    def _message(self, message: dict[str, Any]) -> list[End]:
+    def _message(self, message: dict[str, Any]) -> Sequence[Started | End]:
         event = message["event"]
         if event == "hello":
             self.clock_s = time.monotonic() - float(message["time_s"])
@@ -238,10 +279,16 @@ class RemoteHost:
                 return self.close(self.failure)
         elif event == "signalled":
             self._save_ends_s = time.monotonic() + self._job["signal_grace_s"]
+            self.is_leaving = True
+        elif event == "started":
+            return [Started(int(message["rank"]), int(message["pid"]))]
+        elif event == "stopped":
+            self.stopped = frozenset(int(rank) for rank in message["ranks"])
         elif event == "end":
             rank = int(message["rank"])
             if rank in self._left:
                 self._left.discard(rank)
+                self._kills_s.pop(rank, None)
                 self.memory_bytes = int(message["memory_bytes"])
                 at_s = float(message["time_s"]) + self.clock_s
                 return [End(rank, int(message["code"]), at_s)]

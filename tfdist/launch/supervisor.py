@@ -32,11 +32,12 @@ from tfdist.launch.rank_loop import (
     TERM_S,
     RankLoop,
 )
+from tfdist.launch.remote import End, Started
 from tfdist.launch.signals import PASSED_ON, Signals, signal_group
 
 if TYPE_CHECKING:
     from tfdist.launch.elastic import ElasticJob
-    from tfdist.launch.remote import End, RemoteHost
+    from tfdist.launch.remote import RemoteHost
 
 _SAVING_STEP_S = 1.0  # between two checks whether a host is still saving
 _FINISH_S = 5.0  # for agents to end the remaining processes on their hosts
@@ -160,9 +161,19 @@ class Supervisor:
 
     def kill(self, member: int) -> None:
         """Kills a member of an elastic job, if it still runs."""
-        if member in self._loop.running:
-            self._killed.add(member)
+        if member not in self._running:
+            return
+        self._killed.add(member)
+        if remote := self._host_of.get(member):
+            remote.kill_rank(member)
+        else:
             signal_group(self._loop.running[member].process.pid, signal.SIGKILL)
+
+    def stopped(self) -> frozenset[int]:
+        """Returns the members of an elastic job that are stopped (SIGSTOP)."""
+        found = self._loop.stopped()
+        found = found.union(*(remote.stopped for remote in self._remotes))
+        return (found & self._running) - self._killed
 
     def formed(self, ranks: Mapping[int, int]) -> None:
         """Gives the members of a new generation their ranks; forgets lost ranks."""
@@ -190,14 +201,16 @@ class Supervisor:
         output: RankOutput,
         stdout: StreamMerger,
         stderr: StreamMerger,
+        *,
+        member: int | None = None,
     ) -> None:
-        """Watches one rank of another host."""
-        rank = output.rank
-        self._outputs[rank] = output
-        self._host_of[rank] = remote
-        self._mergers[rank, agent_protocol.STDOUT] = stdout
-        self._mergers[rank, agent_protocol.STDERR] = stderr
-        self._running.add(rank)
+        """Watches one rank of another host, or a newcomer of an elastic job."""
+        number = output.rank if member is None else member
+        self._outputs[number] = output
+        self._host_of[number] = remote
+        self._mergers[number, agent_protocol.STDOUT] = stdout
+        self._mergers[number, agent_protocol.STDERR] = stderr
+        self._running.add(number)
 
     def run(self, signals: Signals) -> Outcome:
         """Watches until the end."""
@@ -280,7 +293,7 @@ class Supervisor:
             self._outcome.signal = number
             self._enter(_Phase.SIGNALLED, self._signal_grace_s)
         if self._elastic is not None and self._is_elastic_now():
-            how = describe_code(code)
+            how = "its host was lost" if lost else describe_code(code)
             self._elastic.ended(rank, how, failed=code != 0)
         elif self._elastic is not None and self._phase is _Phase.SIGNALLED:
             self._kill_newcomers(self._elastic)
@@ -308,14 +321,23 @@ class Supervisor:
             return
         ends = []
         for event in remote.read():
-            if isinstance(event, agent_protocol.Frame):
-                if merger := self._mergers.get((event.rank, event.kind)):
-                    merger.feed(event.body)
-            else:
-                ends.append(event)
+            match event:
+                case agent_protocol.Frame(kind, number, body):
+                    if merger := self._mergers.get((number, kind)):
+                        merger.feed(body)
+                case Started(number, pid):
+                    if self._elastic is not None:
+                        self._elastic.started(number, pid)
+                case End():
+                    ends.append(event)
         self._on_remote_ends(remote, ends)
 
     def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
+        is_lost = remote.is_leaving or remote.state == "closed"
+        is_running = bool(self._running) and self._is_elastic_now()
+        if self._elastic is not None and is_lost and is_running:
+            why = next((end.lost for end in ends if end.lost), "")
+            self._elastic.lose_host(remote.host.name, why)
         for end in ends:
             self._ended(end.rank, end.code, end.time_s, end.lost)
         if remote.state == "closed":
@@ -435,6 +457,7 @@ class Supervisor:
 
     def _add_reports(self) -> None:
         told = self._told()
+        clocks_s = {remote.host.name: remote.clock_s for remote in self._remotes}
         if self._elastic is not None:
             self._outcome.is_preempted = self._elastic.is_preempted
         if self._elastic is not None and self._elastic.finished:
@@ -443,9 +466,8 @@ class Supervisor:
         for end, output in self._ends:
             self._outcome.ends.append(end)
             end.told = told.get(end.rank, {})
-            remote = self._host_of.get(end.rank)
-            if remote and "time_s" in end.told:  # by that host's clock
-                time_s = float(end.told["time_s"]) + remote.clock_s
+            if end.host in clocks_s and "time_s" in end.told:  # by that host's clock
+                time_s = float(end.told["time_s"]) + clocks_s[end.host]
                 end.told = {**end.told, "time_s": time_s}
             end.tail = list(output.tail)
             end.tail_is_shown = output.tail_is_shown(self._stderr)

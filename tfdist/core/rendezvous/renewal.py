@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from tfdist.core.rendezvous.address import split_address
@@ -57,23 +57,40 @@ class Place:
         generation: number of the generation.
         rank: rank of this process in it.
         size: number of its ranks.
+        local_rank: index among the ranks of this host.
+        local_size: number of ranks of this host.
+        cross_rank: index among the ranks with equal local_rank.
+        cross_size: number of ranks with equal local_rank.
         is_last: whether the ranks save in it, and end, instead of running steps.
     """
 
     generation: int
     rank: int
     size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
     is_last: bool = False
 
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> Place:
+        """Returns the place that tfdistrun's answer describes."""
+        names = [one.name for one in fields(cls) if one.name != "is_last"]
+        numbers = {name: int(answer[name]) for name in names}
+        return cls(**numbers, is_last=bool(answer["is_last"]))
+
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the launcher's variables for this place, on a single host.
+        """Returns the launcher's variables for this place.
 
         Args:
             environ: current variables. Horovod's names are included if they are set.
 
         Example:
             >>> from tfdist.core.rendezvous.renewal import Place
-            >>> place = Place(generation=2, rank=0, size=3)
+            >>> local = {"local_rank": 0, "local_size": 2}
+            >>> cross = {"cross_rank": 0, "cross_size": 2}
+            >>> place = Place(generation=2, rank=0, size=3, **local, **cross)
             >>> found = place.variables({"HOROVOD_RANK": "1"})
             >>> found["TFDIST_SIZE"], found["HOROVOD_RANK"], "HOROVOD_SIZE" in found
             ('3', '0', False)
@@ -81,10 +98,10 @@ class Place:
         values = {
             "RANK": str(self.rank),
             "SIZE": str(self.size),
-            "LOCAL_RANK": str(self.rank),
-            "LOCAL_SIZE": str(self.size),
-            "CROSS_RANK": "0",
-            "CROSS_SIZE": "1",
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_SIZE": str(self.local_size),
+            "CROSS_RANK": str(self.cross_rank),
+            "CROSS_SIZE": str(self.cross_size),
         }
         own = {f"TFDIST_{name}": value for name, value in values.items()}
         of_horovod = {f"HOROVOD_{name}": value for name, value in values.items()}
@@ -173,8 +190,7 @@ def ask_for_place(
         raise rank_failed(str(reason))
     if answer.get("dismissed"):
         raise DismissedError
-    place = {name: int(answer[name]) for name in ("generation", "rank", "size")}
-    return Place(**place, is_last=bool(answer.get("is_last", False)))
+    return Place.from_answer(answer)
 
 
 class _Notice:

@@ -1,0 +1,266 @@
+"""Elastic jobs on several hosts: ranks and hosts are lost, and no step with them."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from faults.test_elastic_growth import finish_at, latest_size
+from faults.test_elastic_preemption import lines
+from helpers import elastic_client, elastic_fit_program, elastic_program
+from helpers.deadline import deadline
+from helpers.hosts import networked_hosts, plain_hosts, why_no_networks
+from helpers.launcher import finish, start, until
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with plain_hosts(tmp_path_factory.mktemp("hosts"), "host-a", "host-b") as made:
+        yield made
+
+
+class Job:
+    """A loop without TensorFlow on several hosts, which runs until it is finished."""
+
+    def __init__(self, folder, hosts, counts, *options, steps=1, **environ):
+        self.folder = folder
+        (folder / "hold").touch()
+        words = [*options, *hosts.slots(*counts), *hosts.ssh]
+        program = [sys.executable, "-m", "helpers.elastic_client", str(folder)]
+        environ = {"TFDIST_ADDRESS": hosts.address, **environ}
+        self.process = start(folder, *words, *program, str(steps), **environ)
+
+    def rows(self):
+        return lines(self.folder / "generations")
+
+    def size(self):
+        rows = self.rows()
+        return rows[-1]["size"] if rows else 0
+
+    def wait_for(self, size, generation=1):
+        """Waits until so many ranks take a step in this generation, or a later one."""
+
+        def is_there():
+            rows = self.rows()
+            return rows and (rows[-1]["size"] == size) & (
+                rows[-1]["generation"] >= generation
+            )
+
+        until(is_there, 40.0)
+
+    def report(self, member):
+        return elastic_client.Report.read(self.folder / f"member-{member}")
+
+    def kill(self, member, number=signal.SIGKILL):
+        os.kill(self.report(member).pid, number)
+
+    def finish(self):
+        """Lets the loop end; checks that each sample was used as often as it should."""
+        (self.folder / "hold").unlink()
+        done = finish(self.process, 30.0)
+        assert done.code == 0, done.stdout + done.stderr
+        result = np.load(self.folder / "result.npz")
+        uses, order = elastic_client.expected(int(result["steps"]))
+        assert np.array_equal(result["uses"], uses) and result["order"] == order
+        hashes = {file.read_text() for file in self.folder.glob("hash-*")}
+        assert len(hashes) == 1
+        return done
+
+
+def agent_of(job, member):
+    """The agent of a member's host."""
+    return psutil.Process(job.report(member).pid).parent()
+
+
+@deadline(60)
+def test_a_lost_rank_is_replaced_on_its_host(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "1")
+    job.wait_for(4)
+    agent = agent_of(job, 2)
+    job.kill(2)
+    job.wait_for(4, generation=2)
+    assert agent_of(job, 4) == agent
+    done = job.finish()
+    pid = job.report(4).pid
+    assert "rank 2 (process " in done.stderr and " on host-b) was lost" in done.stderr
+    assert "replacement 4 is started on host-b" in done.stderr
+    assert pid == next(row["pid"] for row in job.rows() if row["member"] == 4)
+
+
+@deadline(60)
+def test_the_job_goes_on_without_a_lost_host(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "2")
+    job.wait_for(4)
+    agent_of(job, 3).kill()
+    job.wait_for(2, generation=2)
+    done = job.finish()
+    assert "host-b was lost: its connection ended with exit code " in done.stderr
+    assert "was lost: its host was lost" in done.stderr
+    assert "is started" not in done.stderr, done.stderr
+    assert {row["member"] for row in job.rows() if row["size"] == 2} == {0, 1}
+
+
+@deadline(60)
+def test_rank_0_may_be_on_the_lost_host(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
+    job.wait_for(3)
+    agent_of(job, 0).kill()
+    job.wait_for(2, generation=2)
+    job.finish()
+
+
+@deadline(60)
+def test_lost_ranks_are_replaced_on_hosts_with_free_slots(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (2, 4), "-np", "4", "--min-np", "1")
+    job.wait_for(4)
+    agent = agent_of(job, 2)
+    agent_of(job, 0).kill()
+    job.wait_for(4, generation=2)
+    assert agent_of(job, 4) == agent_of(job, 5) == agent
+    done = job.finish()
+    assert "replacement 4 is started on host-b" in done.stderr
+
+
+@deadline(60)
+def test_the_job_ends_if_the_hosts_that_are_left_have_too_little_room(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "3")
+    job.wait_for(4)
+    agent_of(job, 3).kill()
+    done = finish(job.process, 30.0)
+    assert done.code != 0
+    message = (
+        "2 ranks are left, but --min-np is 3, and the hosts that are left have room"
+    )
+    assert f"{message} for 2 ranks" in done.stderr
+
+
+@deadline(60)
+def test_a_stopped_rank_of_another_host_is_killed_and_replaced(hosts, tmp_path):
+    job = Job(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
+    job.wait_for(3)
+    job.kill(2, signal.SIGSTOP)
+    job.wait_for(3, generation=3)
+    done = job.finish()
+    assert "on host-b) is killed: it is stopped (SIGSTOP)" in done.stderr
+
+
+@deadline(60)
+def test_the_output_of_a_replacement_on_another_host_is_shown(hosts, tmp_path):
+    code = (
+        "import os, runpy, sys; print('number', os.environ['TFDIST_MEMBER'], "
+        "os.environ['TFDIST_LOCAL_RANK'], os.environ['LOGGED_IN'], flush=True); "
+        f"sys.argv[1:] = [{str(tmp_path)!r}, '1']; "
+        "runpy.run_module('helpers.elastic_client', run_name='__main__')"
+    )
+    (tmp_path / "hold").touch()
+    words = ["-np", "3", "--min-np", "1", *hosts.slots(1, 2), *hosts.ssh]
+    environ = {"TFDIST_ADDRESS": hosts.address}
+    process = start(tmp_path, *words, sys.executable, "-c", code, **environ)
+    job = Job.__new__(Job)
+    job.folder, job.process = tmp_path, process
+    job.wait_for(3)
+    job.kill(2)
+    job.wait_for(3, generation=2)
+    done = job.finish()
+    assert "[replacement 3] number 3 1 yes" in done.stdout
+    assert list(tmp_path.glob("tfdist-logs/*/replacement-3.log"))
+
+
+# ---- programs with TensorFlow ----
+
+
+def start_program(module, folder, hosts, counts, *options):
+    """Starts a program that runs until `finish_at`, on two hosts."""
+    (folder / "slow").touch()
+    words = [*options, *hosts.slots(*counts), *hosts.ssh]
+    program = [sys.executable, "-m", f"helpers.{module}", str(folder), "100000"]
+    program += ["{}"] if "fit" in module else []
+    return start(folder, *words, *program, TFDIST_ADDRESS=hosts.address)
+
+
+def agent_of_rank(folder, rank):
+    """The agent that has started this rank."""
+    pid = next(row["pid"] for row in lines(folder / "commits") if row["rank"] == rank)
+    return psutil.Process(pid).parent()
+
+
+@deadline(90)
+def test_the_ranks_of_a_host_that_gets_sigterm_hand_over(hosts, tmp_path):
+    options = ("-np", "3", "--min-np", "1")
+    process = start_program("elastic_program", tmp_path, hosts, (1, 2), *options)
+    until(lambda: latest_size(tmp_path / "commits") == 3, 60.0)
+    agent_of_rank(tmp_path, 2).terminate()
+    until(lambda: latest_size(tmp_path / "commits") == 1, 30.0)
+    time.sleep(1.5)  # the agent has ended
+    steps = lines(tmp_path / "commits")[-1]["step"] + 50
+    done = finish_at(tmp_path, process, steps)
+    result = np.load(tmp_path / "result.npz")
+    uses, order = elastic_program.expected(steps)
+    assert np.array_equal(result["uses"], uses) and result["order"] == order
+    assert not lines(tmp_path / "undone")
+    assert "host-b got a signal: its ranks leave after a step" in done.stderr
+    assert "was lost" not in done.stderr and "is started" not in done.stderr
+
+
+@pytest.mark.slow
+@deadline(180)
+def test_a_fit_loses_ranks_and_a_host(hosts, tmp_path):
+    options = ("-np", "3", "--min-np", "1")
+    program = "elastic_fit_program"
+    process = start_program(program, tmp_path, hosts, (1, 2), *options)
+    until(lambda: latest_size(tmp_path / "commits") == 3, 90.0)
+    os.kill(lines(tmp_path / "commits")[-1]["pid"], signal.SIGKILL)
+    until(lambda: latest_size(tmp_path / "commits") == 2, 30.0)
+    until(lambda: latest_size(tmp_path / "commits") == 3, 60.0)
+    agent_of_rank(tmp_path, 0).kill()
+    until(lambda: latest_size(tmp_path / "commits") == 2, 30.0)
+    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 15
+    finish_at(tmp_path, process, epochs)
+    elastic_fit_program.check(tmp_path, epochs)
+
+
+# ---- hosts with networks of their own ----
+
+WHY_NOT = why_no_networks()
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    with networked_hosts(tmp_path_factory.mktemp("hosts"), 2) as made:
+        yield made
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.parametrize(
+    ("lost", "hears_ssh"),
+    [(0, False), pytest.param(1, True, marks=pytest.mark.slow)],
+)
+@deadline(120)
+def test_the_job_goes_on_without_a_host_whose_cable_is_pulled(
+    lost, hears_ssh, networks, tmp_path
+):
+    """Its ssh may use the same cable, or another one."""
+    job = Job(tmp_path, networks, (2, 2), "-np", "4", "--min-np", "2")
+    job.wait_for(4)
+    clients = networks.clients(job.process.pid)
+    ssh = clients[networks.names[lost]]
+    try:
+        networks.cable(lost, "down")
+        if not hears_ssh:
+            ssh.suspend()
+        job.wait_for(2, generation=2)
+    finally:
+        networks.cable(lost, "up")
+    done = job.finish()
+    name = networks.names[lost]
+    assert "another rank reported 5 s ago" in done.stderr
+    if hears_ssh:
+        assert f"on {name}) was lost: killed by SIGKILL" in done.stderr
+    else:
+        message = f"{name} was lost: it did not confirm that it had killed a process"
+        assert message in done.stderr
