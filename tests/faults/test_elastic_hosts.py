@@ -184,9 +184,16 @@ def start_program(module, folder, hosts, counts, *options):
 
 
 def agent_of_rank(folder, rank):
-    """The agent that has started this rank."""
-    pid = next(row["pid"] for row in lines(folder / "commits") if row["rank"] == rank)
-    return psutil.Process(pid).parent()
+    """The agent that has started the process that is this rank now."""
+    found = []
+
+    def is_running():
+        latest = [row for row in lines(folder / "commits") if row["rank"] == rank][-1:]
+        found[:] = [row["pid"] for row in latest if psutil.pid_exists(row["pid"])]
+        return found
+
+    until(is_running, 30.0)
+    return psutil.Process(found[0]).parent()
 
 
 @deadline(90)

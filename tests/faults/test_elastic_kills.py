@@ -1,9 +1,12 @@
 """Kills processes of elastic jobs; `make campaign` kills a thousand."""
 
+import functools
 import os
 import signal
 import sys
+import time
 
+import psutil
 import pytest
 from campaign import elastic
 from helpers.deadline import deadline
@@ -44,3 +47,23 @@ def test_replacements_that_never_join_do_not_fail_the_job(tmp_path):
     assert done.code == 0, done.stderr
     assert "replacement 4 (process" in done.stderr
     assert "failed first" not in done.stderr
+
+
+@deadline(60)
+def test_tfdistrun_keeps_nothing_open_of_lost_ranks(tmp_path):
+    (tmp_path / "hold").touch()
+    program = ["-m", "helpers.elastic_client", str(tmp_path), "10"]
+    options = ("-np", "2", "--min-np", "1", "--max-restarts", "9")
+    process = start(tmp_path, *options, sys.executable, *program)
+    launcher, counts = psutil.Process(process.pid), []
+    for newest in range(1, 7):
+        report = functools.partial(Report.read, tmp_path / f"member-{newest}")
+        until(lambda report=report: report().committed > 3, 30.0)
+        time.sleep(0.2)
+        counts.append(launcher.num_fds())
+        os.kill(report().pid, signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    done = finish(process)
+    assert done.code == 0, done.stderr
+    # The log file of the last lost rank is still open, for its last words.
+    assert max(counts[1:]) <= counts[0] + 1, counts

@@ -16,10 +16,11 @@ pytestmark = pytest.mark.faults
 
 
 def lines(file):
-    """The JSON lines of a file; none if it does not exist."""
+    """The complete JSON lines of a file; none if it does not exist."""
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    complete, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def command(folder, steps):

@@ -18,6 +18,7 @@ from tfdist.core.rendezvous.store import (
 from tfdist.launch.discovery import DiscoveryError
 from tfdist.launch.elastic import ElasticJob, Receiver
 from tfdist.launch.membership import Membership
+from tfdist.launch.membership_actions import AskStep, EndAt
 
 
 class Processes:
@@ -69,7 +70,11 @@ class Store:
         self.values[key] = value
 
     def drop(self, prefix):
-        pass
+        for key in [key for key in self.values if key.startswith(prefix)]:
+            del self.values[key]
+
+    def remove(self, key):
+        self.values.pop(key, None)
 
 
 class Job:
@@ -196,6 +201,23 @@ def test_a_newcomer_that_is_of_no_use_any_more_is_not_reported_as_lost(job, caps
     assert "newcomer 4" in capsys.readouterr().err
     job.own.ended(4, "killed by SIGKILL", failed=True)
     assert not capsys.readouterr().err
+
+
+def test_what_was_said_in_earlier_generations_is_forgotten(job):
+    """A job may go on for weeks, and the store has a largest number of keys."""
+    job.ask(0, 1)
+    job.ask(1, 1)
+    job.own.poll()
+    counts = []
+    for generation in range(2, 8):
+        job.own._carry_out([AskStep(generation), EndAt(generation, generation)])
+        job.ask(0, generation)
+        job.ask(1, generation)
+        job.own.poll()
+        counts.append(len(job.store.values))
+    assert counts[-1] == counts[1]
+    job.own.ended(1, "killed", failed=True)
+    assert not any(key.startswith("elastic/answer/1/") for key in job.store.keys)
 
 
 # ---- several hosts ----

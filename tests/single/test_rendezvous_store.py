@@ -22,6 +22,7 @@ from tfdist.core.rendezvous.address import (
 from tfdist.core.rendezvous.auth import AuthenticationError, Sealer
 from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.store import (
+    SESSION,
     Membership,
     MissingKeysError,
     StoreClient,
@@ -121,14 +122,48 @@ async def test_wait_ends_at_its_deadline_and_names_the_missing_keys():
 
 @deadline(20)
 @run
+async def test_a_client_that_ends_while_it_waits_leaves_nothing():
+    """A rank of an elastic job waits in each generation for news that may not come."""
+    async with serving() as server:
+        for _ in range(3):
+            client = await client_of(server)
+            waiting = asyncio.create_task(client.wait(["a"], 60.0))
+            while not server._waiting:
+                await asyncio.sleep(0.01)
+            client.close()
+            waiting.cancel()
+            while server._listener.open_connections or server._waiting:
+                await asyncio.sleep(0.01)
+
+
+@deadline(20)
+@run
+async def test_keys_that_are_dropped_are_not_set_any_more():
+    async with serving() as server:
+        client = await client_of(server)
+        for key in ("1/a", "1/b", "11/a", "c"):
+            await client.set(key, key)
+        assert await client.wait(["1/a", "11/a"], 1.0) == ["1/a", "11/a"]
+        server.drop("1/")
+        server.remove("c")
+        server.remove("never set")
+        assert [key for key in server.values if key != SESSION] == ["11/a"]
+        assert not server._answers
+        with pytest.raises(MissingKeysError):
+            await client.wait(["1/a", "11/a"], 0.05)
+        client.close()
+
+
+@deadline(20)
+@run
 async def test_a_late_answer_is_not_taken_for_that_to_another_request(monkeypatch):
     """As from a tfdistrun that was stopped for a while."""
     goes_on = asyncio.Event()
     answer = StoreServer._answer
 
-    async def late(self, request):
+    async def late(self, request, channel):
         await goes_on.wait()
-        return await answer(self, request)
+        return await answer(self, request, channel)
 
     monkeypatch.setattr(StoreServer, "_answer", late)
     async with serving() as server:

@@ -14,9 +14,11 @@ from tfdist.core.rendezvous.store import (
     StoreThread,
     answer_key,
     ask_step_key,
+    begun_key,
     change_key,
     end_key,
     join_key,
+    step_key,
 )
 
 JOB = "tfdistrun:1:ab"
@@ -87,7 +89,7 @@ def test_a_program_that_does_not_hand_over_is_told_of_every_change(
     if for_leavers:
         until(lambda: notice.received)
     else:
-        until(lambda: "elastic/begun/3" in launcher.keys)
+        until(lambda: begun_key(3) in launcher.keys)
         assert not notice.received
     notice.close()
 
@@ -105,7 +107,7 @@ def test_the_notice_comes_after_a_failure_to_connect(launcher, monkeypatch):
 
     monkeypatch.setattr(renewal, "_connect", connect_late)
     notice = renewal.JoinNotice(launcher.environ, 3)
-    until(lambda: "elastic/begun/3" in launcher.keys)
+    until(lambda: begun_key(3) in launcher.keys)
     assert not notice.received
     launcher.store.set(join_key(3), True)
     until(lambda: notice.received)
@@ -129,7 +131,7 @@ def test_a_rank_that_is_asked_for_its_step_waits_for_the_last_one(launcher):
     notice = end_notice(launcher, 7)
     assert not notice.was_asked
     launcher.store.set(ask_step_key(3), True)
-    until(lambda: "elastic/step/3/2" in launcher.keys)
+    until(lambda: step_key(3, 2) in launcher.keys)
     assert notice.was_asked and notice.wait_for_end(0.01) is None
     launcher.store.set(end_key(3), 9)
     assert notice.wait_for_end(10.0) == 9

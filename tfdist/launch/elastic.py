@@ -16,11 +16,9 @@ from typing import Any, Protocol
 
 from tfdist.core.rendezvous.failure_report import PREFIX as REPORTS
 from tfdist.core.rendezvous.store import (
-    BEGUN,
     LEAVES,
     REQUESTS,
     SLOW,
-    STEPS,
     StoreThread,
     answer_key,
     ask_step_key,
@@ -28,7 +26,12 @@ from tfdist.core.rendezvous.store import (
     change_key,
     end_key,
     failure_key,
+    is_for_launcher,
     join_key,
+    leave_key,
+    prefix_of_generation,
+    request_key,
+    step_of,
 )
 from tfdist.launch.discovery import DiscoveryError
 from tfdist.launch.hosts import places_of
@@ -90,7 +93,7 @@ class Receiver:
 
     def put(self, key: str, value: Any) -> None:
         """Is called on the store's thread with each key that a rank sets."""
-        if key.startswith((REQUESTS, BEGUN, LEAVES, STEPS)):
+        if is_for_launcher(key):
             self._put(key, value)
 
     def discovered(self, found: int | DiscoveryError) -> None:
@@ -224,6 +227,8 @@ class ElasticJob:
                 )
         self._carry_out(actions)
         self._pids.pop(member, 0)
+        self._forget_requests(member)
+        self._store.remove(leave_key(member))
 
     def _name_of(self, member: int) -> str:
         """Returns the name of a member in messages, with its process id."""
@@ -249,8 +254,8 @@ class ElasticJob:
                 self._request(key, value)
             elif key.startswith(LEAVES):
                 self._leave(key, value)
-            elif key.startswith(STEPS):
-                self._at_step(key, value)
+            elif found := step_of(key):
+                self._at_step(*found, value)
             elif key == _DISCOVERED:
                 self._discovered(value)
             elif key == begun_key(self._membership.generation):
@@ -281,8 +286,16 @@ class ElasticJob:
             )
         except (KeyError, TypeError, ValueError):
             return  # not from a member of this version
+        if number != self._numbers.get(member):
+            self._forget_requests(member)
         self._numbers[member] = number
         self._carry_out(self._membership.request(request, time.monotonic()))
+
+    def _forget_requests(self, member: int) -> None:
+        """Removes the latest request of a member, and its answer, from the store."""
+        if number := self._numbers.pop(member, 0):
+            self._store.remove(request_key(member, number))
+            self._store.remove(answer_key(member, number))
 
     def _leave(self, key: str, value: Any) -> None:
         try:
@@ -311,9 +324,8 @@ class ElasticJob:
         self._told_slow.add(member)
         self._carry_out(self._membership.replace(member, now_s))
 
-    def _at_step(self, key: str, value: Any) -> None:
+    def _at_step(self, generation: int, member: int, value: Any) -> None:
         try:
-            generation, member = (int(part) for part in key[len(STEPS) :].split("/"))
             committed = int(value)
         except (TypeError, ValueError):
             return  # not from a member of this version
@@ -344,6 +356,8 @@ class ElasticJob:
             one.member: one.rank for one in actions if isinstance(one, Answer)
         }:
             self._store.drop(REPORTS)  # of ranks that were lost
+            # The members of the last generation are still reading what is said in it.
+            self._store.drop(prefix_of_generation(self._membership.generation - 2))
             self._is_connecting = True
             self._processes.formed(ranks)
             self._set_places(ranks, self._processes)

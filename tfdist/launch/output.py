@@ -165,6 +165,12 @@ class RankOutput:
     tail_at: int = 0  # number of that line on the screen
     name: str = ""
 
+    def close(self) -> None:
+        """Closes the log file; later output is only shown."""
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
     def tail_is_shown(self, screen: Screen) -> bool:
         """Returns whether the last lines are among the last lines of a screen."""
         return self.tail_on is screen and screen.lines - self.tail_at < TAIL_LINES

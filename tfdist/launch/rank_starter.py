@@ -69,8 +69,10 @@ class RankStarter:
             self._start(outputs[place.rank], job.variables_of(place), place.rank)
 
     def _log(self, name: str) -> Any:
-        log = open(self._job.folder / name, "ab", buffering=0)
-        return self._stack.enter_context(log)
+        return self._stack.enter_context(self._open_log(name))
+
+    def _open_log(self, name: str) -> Any:
+        return open(self._job.folder / name, "ab", buffering=0)
 
     def _start(
         self,
@@ -122,7 +124,7 @@ class RankStarter:
         variables = self._job.variables_of(shown, size)
         variables[renewal.MEMBER] = str(member)
         try:
-            log = self._log(f"{name.replace(' ', '-')}.log")
+            log = self._open_log(f"{name.replace(' ', '-')}.log")
             own = self._job.output_of(rank, log)
             own.name = name
             if remote := self._remotes.get(place.host):

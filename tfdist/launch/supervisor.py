@@ -118,6 +118,7 @@ class Supervisor:
         self._outputs: dict[int, RankOutput] = {}
         self._running: set[int] = set()
         self._killed: set[int] = set()  # by order of `elastic`
+        self._forgotten: list[int] = []  # members lost before the last generation
         self._ends: list[tuple[RankEnd, RankOutput]] = []
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
@@ -179,6 +180,13 @@ class Supervisor:
         """Gives the members of a new generation their ranks; forgets lost ranks."""
         for member, rank in ranks.items():
             self._outputs[member].rank, self._outputs[member].name = rank, ""
+        for member in self._forgotten:  # what they have said is read by now
+            self._outputs.pop(member).close()
+            self._host_of.pop(member, None)
+            self._mergers.pop((member, agent_protocol.STDOUT), None)
+            self._mergers.pop((member, agent_protocol.STDERR), None)
+        known = self._running | ranks.keys()
+        self._forgotten = [one for one in self._outputs if one not in known]
         self._ends = [(end, output) for end, output in self._ends if end.code == 0]
 
     def end_job(self) -> None:
@@ -232,6 +240,8 @@ class Supervisor:
         self._flush()
         loop.close()
         self._add_reports()
+        for output in self._outputs.values():
+            output.close()
         return self._outcome
 
     def _children_go_on(self) -> bool:

@@ -102,6 +102,10 @@ class Channel:
             raise AuthenticationError("the handshake is not complete")
         return self.sock, self._send, self._receive
 
+    async def until_readable(self) -> None:
+        """Waits until the other side sends something, or closes the connection."""
+        await _ready(self.sock, write=False)
+
     async def _write(self, data: bytes, fds: list[int]) -> None:
         view = memoryview(data)
         ancillary = []

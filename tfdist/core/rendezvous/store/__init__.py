@@ -11,33 +11,32 @@ from tfdist.core.rendezvous.store.client import (
     StoreLostError,
 )
 from tfdist.core.rendezvous.store.keys import (
-    BEGUN,
     LEAVES,
     REQUESTS,
     SESSION,
     SLOW,
-    STEPS,
     answer_key,
     ask_step_key,
     begun_key,
     change_key,
     end_key,
     failure_key,
+    is_for_launcher,
     join_key,
     leave_key,
+    prefix_of_generation,
     request_key,
     step_key,
+    step_of,
 )
 from tfdist.core.rendezvous.store.membership import Membership
 from tfdist.core.rendezvous.store.server import StoreServer, StoreThread
 
 __all__ = [
-    "BEGUN",
     "LEAVES",
     "REQUESTS",
     "SESSION",
     "SLOW",
-    "STEPS",
     "Membership",
     "MissingKeysError",
     "StoreClient",
@@ -50,8 +49,11 @@ __all__ = [
     "change_key",
     "end_key",
     "failure_key",
+    "is_for_launcher",
     "join_key",
     "leave_key",
+    "prefix_of_generation",
     "request_key",
     "step_key",
+    "step_of",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Purpose of a connection, claimed in its handshake: requests, or presence of a rank.
 PURPOSE = "store"
 MEMBER = "member"
@@ -9,9 +11,14 @@ MEMBER = "member"
 SESSION = "session"
 
 
+def prefix_of_generation(generation: int) -> str:
+    """Returns the prefix of all keys that belong to one generation."""
+    return f"{generation}/"
+
+
 def failure_key(generation: int) -> str:
     """Returns the key for the first failure during the start of a generation."""
-    return f"{generation}/failed"
+    return f"{prefix_of_generation(generation)}failed"
 
 
 # Requests of the members of an elastic job for their place in the next generation.
@@ -30,7 +37,7 @@ def answer_key(member: int, number: int) -> str:
 
 def join_key(generation: int) -> str:
     """Returns the key that is set when newcomers want to join this generation."""
-    return f"elastic/join/{generation}"
+    return f"{prefix_of_generation(generation)}join"
 
 
 def change_key(generation: int) -> str:
@@ -39,16 +46,15 @@ def change_key(generation: int) -> str:
     Newcomers want to join it, or members have to leave because the job shrinks. It is
     for programs that do not hand over at an agreed step.
     """
-    return f"elastic/change/{generation}"
-
-
-# Generations whose ranks are connected and have the state of the training.
-BEGUN = "elastic/begun/"
+    return f"{prefix_of_generation(generation)}change"
 
 
 def begun_key(generation: int) -> str:
-    """Returns the key that is set when the steps of this generation begin."""
-    return f"{BEGUN}{generation}"
+    """Returns the key that is set when the steps of this generation begin.
+
+    Its ranks are connected then, and have the state of the training.
+    """
+    return f"{prefix_of_generation(generation)}begun"
 
 
 # Members of an elastic job that have asked to leave, or to be replaced.
@@ -63,18 +69,36 @@ def leave_key(member: int) -> str:
 
 def ask_step_key(generation: int) -> str:
     """Returns the key that is set when a generation is to end after a step."""
-    return f"elastic/ask-step/{generation}"
+    return f"{prefix_of_generation(generation)}ask-step"
 
 
-# Numbers of commits of the members, in answer to `ask_step_key`.
-STEPS = "elastic/step/"
+_STEP = re.compile(r"(\d+)/step/(\d+)")
 
 
 def step_key(generation: int, member: int) -> str:
-    """Returns the key for a member's number of commits, in answer to the question."""
-    return f"{STEPS}{generation}/{member}"
+    """Returns the key for a member's number of commits, in answer to `ask_step_key`."""
+    return f"{prefix_of_generation(generation)}step/{member}"
+
+
+def step_of(key: str) -> tuple[int, int] | None:
+    """Returns generation and member of a `step_key`; None for another key.
+
+    Example:
+        >>> from tfdist.core.rendezvous.store.keys import step_key, step_of
+        >>> step_of(step_key(3, member=1))
+        (3, 1)
+    """
+    found = _STEP.fullmatch(key)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def end_key(generation: int) -> str:
     """Returns the key for the number of commits at which a generation ends."""
-    return f"elastic/end/{generation}"
+    return f"{prefix_of_generation(generation)}end"
+
+
+def is_for_launcher(key: str) -> bool:
+    """Returns whether a key that a rank has set is a message to tfdistrun."""
+    if key.startswith((REQUESTS, LEAVES)) or step_of(key) is not None:
+        return True
+    return key.endswith("/begun")

@@ -7,20 +7,21 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tfdist.core.rendezvous import auth
 from tfdist.core.rendezvous.address import bind, join_address
 from tfdist.core.rendezvous.auth import AuthenticationError
-from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.channel import Channel, ChannelClosed
 from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.listener import Listener
 from tfdist.core.rendezvous.store.keys import MEMBER, PURPOSE, SESSION, failure_key
 
 MAX_KEYS = 1 << 18
 _MAX_WAIT_S = 86400.0
+_Result = TypeVar("_Result")
 
 
 @dataclass(eq=False)
@@ -96,6 +97,17 @@ class StoreServer:
             if not waiter.missing:
                 waiter.complete.set()
 
+    def remove(self, key: str) -> None:
+        """Removes a key, if it is set."""
+        self.values.pop(key, None)
+        self._answers.pop((key,), None)
+
+    def drop(self, prefix: str) -> None:
+        """Removes the keys that start with `prefix`."""
+        for key in [key for key in self.values if key.startswith(prefix)]:
+            del self.values[key]
+        self._answers.clear()
+
     async def _wait(self, keys: list[str], timeout_s: float) -> list[str]:
         """Waits until all keys are set; returns the keys that are not set in time."""
         missing = {key for key in keys if key not in self.values}
@@ -112,6 +124,8 @@ class StoreServer:
         finally:
             for key in missing & self._waiting.keys():
                 self._waiting[key].remove(waiter)
+                if not self._waiting[key]:
+                    del self._waiting[key]
         return [key for key in keys if key in missing]
 
     def _values_of(self, keys: list[str]) -> bytes:
@@ -129,13 +143,14 @@ class StoreServer:
             else:
                 while True:
                     request = await channel.receive()
-                    await channel.send_encoded(await self._answer(request))
+                    answer = await self._answer(request, channel)
+                    await channel.send_encoded(answer)
         except (KeyError, TypeError, ValueError) as error:
             raise AuthenticationError(f"a malformed request: {error!r:.80}") from error
         finally:
             channel.close()
 
-    async def _answer(self, request: dict[str, Any]) -> bytes:
+    async def _answer(self, request: dict[str, Any], channel: Channel) -> bytes:
         operation = request["op"]
         if operation == "set":
             self.set(str(request["key"]), request["value"])
@@ -149,7 +164,8 @@ class StoreServer:
             return auth.encode({"value": total})
         if operation == "wait":
             keys = [str(key) for key in request["keys"]]
-            missing = await self._wait(keys, float(request["timeout_s"]))
+            waiting = self._wait(keys, float(request["timeout_s"]))
+            missing = await _while_connected(channel, waiting)
             return (
                 auth.encode({"missing": missing}) if missing else self._values_of(keys)
             )
@@ -177,6 +193,31 @@ class StoreServer:
     async def _push(self, channel: Channel, key: str) -> None:
         await self._wait([key], _MAX_WAIT_S)
         await channel.send({"values": [self.values[key]]})
+
+
+async def _while_connected(
+    channel: Channel, waiting: Coroutine[Any, Any, _Result]
+) -> _Result:
+    """Returns the result of a wait for a client, which sends nothing meanwhile.
+
+    Raises:
+        ChannelClosed: the client has closed its connection.
+    """
+    task = asyncio.ensure_future(waiting)
+    await asyncio.sleep(0)
+    closed = None if task.done() else asyncio.ensure_future(channel.until_readable())
+    try:
+        if closed is not None:
+            await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ChannelClosed("the client no longer waits for its answer")
+        return task.result()
+    finally:
+        tasks = [one for one in (task, closed) if one is not None]
+        for one in tasks:
+            one.cancel()
+        # Before the channel is read again: they share its readiness.
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class StoreThread:
@@ -240,10 +281,17 @@ class StoreThread:
         """Removes the keys that start with `prefix`, soon."""
         self._loop.call_soon_threadsafe(self._drop, prefix)
 
+    def remove(self, key: str) -> None:
+        """Removes a key, soon."""
+        self._loop.call_soon_threadsafe(self._remove, key)
+
+    def _remove(self, key: str) -> None:
+        if self._server is not None:
+            self._server.remove(key)
+
     def _drop(self, prefix: str) -> None:
         if self._server is not None:
-            for key in [k for k in self._server.values if k.startswith(prefix)]:
-                del self._server.values[key]
+            self._server.drop(prefix)
 
     def values(self, prefix: str) -> dict[str, Any]:
         """Returns a copy of the keys that start with `prefix`."""
