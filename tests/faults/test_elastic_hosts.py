@@ -10,8 +10,9 @@ import psutil
 import pytest
 from faults.test_elastic_growth import finish_at, latest_size
 from faults.test_elastic_preemption import lines
-from helpers import elastic_client, elastic_fit_program, elastic_program
+from helpers import elastic_fit_program, elastic_program
 from helpers.deadline import deadline
+from helpers.elastic_hosts import Job, agent_of
 from helpers.hosts import networked_hosts, plain_hosts, why_no_networks
 from helpers.launcher import finish, start, until
 
@@ -24,62 +25,9 @@ def hosts(tmp_path_factory):
         yield made
 
 
-class Job:
-    """A loop without TensorFlow on several hosts, which runs until it is finished."""
-
-    def __init__(self, folder, hosts, counts, *options, steps=1, **environ):
-        self.folder = folder
-        (folder / "hold").touch()
-        words = [*options, *hosts.slots(*counts), *hosts.ssh]
-        program = [sys.executable, "-m", "helpers.elastic_client", str(folder)]
-        environ = {"TFDIST_ADDRESS": hosts.address, **environ}
-        self.process = start(folder, *words, *program, str(steps), **environ)
-
-    def rows(self):
-        return lines(self.folder / "generations")
-
-    def size(self):
-        rows = self.rows()
-        return rows[-1]["size"] if rows else 0
-
-    def wait_for(self, size, generation=1):
-        """Waits until so many ranks take a step in this generation, or a later one."""
-
-        def is_there():
-            rows = self.rows()
-            return rows and (rows[-1]["size"] == size) & (
-                rows[-1]["generation"] >= generation
-            )
-
-        until(is_there, 40.0)
-
-    def report(self, member):
-        return elastic_client.Report.read(self.folder / f"member-{member}")
-
-    def kill(self, member, number=signal.SIGKILL):
-        os.kill(self.report(member).pid, number)
-
-    def finish(self):
-        """Lets the loop end; checks that each sample was used as often as it should."""
-        (self.folder / "hold").unlink()
-        done = finish(self.process, 30.0)
-        assert done.code == 0, done.stdout + done.stderr
-        result = np.load(self.folder / "result.npz")
-        uses, order = elastic_client.expected(int(result["steps"]))
-        assert np.array_equal(result["uses"], uses) and result["order"] == order
-        hashes = {file.read_text() for file in self.folder.glob("hash-*")}
-        assert len(hashes) == 1
-        return done
-
-
-def agent_of(job, member):
-    """The agent of a member's host."""
-    return psutil.Process(job.report(member).pid).parent()
-
-
 @deadline(60)
 def test_a_lost_rank_is_replaced_on_its_host(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "1")
+    job = Job.start(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "1")
     job.wait_for(4)
     agent = agent_of(job, 2)
     job.kill(2)
@@ -94,7 +42,7 @@ def test_a_lost_rank_is_replaced_on_its_host(hosts, tmp_path):
 
 @deadline(60)
 def test_the_job_goes_on_without_a_lost_host(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "2")
+    job = Job.start(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "2")
     job.wait_for(4)
     agent_of(job, 3).kill()
     job.wait_for(2, generation=2)
@@ -107,7 +55,7 @@ def test_the_job_goes_on_without_a_lost_host(hosts, tmp_path):
 
 @deadline(60)
 def test_rank_0_may_be_on_the_lost_host(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
+    job = Job.start(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
     job.wait_for(3)
     agent_of(job, 0).kill()
     job.wait_for(2, generation=2)
@@ -116,7 +64,7 @@ def test_rank_0_may_be_on_the_lost_host(hosts, tmp_path):
 
 @deadline(60)
 def test_lost_ranks_are_replaced_on_hosts_with_free_slots(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (2, 4), "-np", "4", "--min-np", "1")
+    job = Job.start(tmp_path, hosts, (2, 4), "-np", "4", "--min-np", "1")
     job.wait_for(4)
     agent = agent_of(job, 2)
     agent_of(job, 0).kill()
@@ -128,7 +76,7 @@ def test_lost_ranks_are_replaced_on_hosts_with_free_slots(hosts, tmp_path):
 
 @deadline(60)
 def test_the_job_ends_if_the_hosts_that_are_left_have_too_little_room(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "3")
+    job = Job.start(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "3")
     job.wait_for(4)
     agent_of(job, 3).kill()
     done = finish(job.process, 30.0)
@@ -141,7 +89,7 @@ def test_the_job_ends_if_the_hosts_that_are_left_have_too_little_room(hosts, tmp
 
 @deadline(60)
 def test_a_stopped_rank_of_another_host_is_killed_and_replaced(hosts, tmp_path):
-    job = Job(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
+    job = Job.start(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
     job.wait_for(3)
     job.kill(2, signal.SIGSTOP)
     job.wait_for(3, generation=3)
@@ -161,8 +109,7 @@ def test_the_output_of_a_replacement_on_another_host_is_shown(hosts, tmp_path):
     words = ["-np", "3", "--min-np", "1", *hosts.slots(1, 2), *hosts.ssh]
     environ = {"TFDIST_ADDRESS": hosts.address}
     process = start(tmp_path, *words, sys.executable, "-c", code, **environ)
-    job = Job.__new__(Job)
-    job.folder, job.process = tmp_path, process
+    job = Job(tmp_path, process)
     job.wait_for(3)
     job.kill(2)
     job.wait_for(3, generation=2)
@@ -252,7 +199,7 @@ def test_the_job_goes_on_without_a_host_whose_cable_is_pulled(
     lost, hears_ssh, networks, tmp_path
 ):
     """Its ssh may use the same cable, or another one."""
-    job = Job(tmp_path, networks, (2, 2), "-np", "4", "--min-np", "2")
+    job = Job.start(tmp_path, networks, (2, 2), "-np", "4", "--min-np", "2")
     job.wait_for(4)
     clients = networks.clients(job.process.pid)
     ssh = clients[networks.names[lost]]
