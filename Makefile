@@ -60,7 +60,7 @@ sim: $(INSTALLED)  ## SEEDS=1000 worlds from FIRST=1 on, simulated with faults i
 mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 	@$(BIN)/python tests/mutants/run.py
 
-campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (an hour, resumable)
+campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (hours, resumable)
 	@$(BIN)/python tests/campaign/run.py
 	@$(BIN)/python tests/campaign/signals.py
 	@$(BIN)/python tests/campaign/elastic.py

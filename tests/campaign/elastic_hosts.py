@@ -132,13 +132,13 @@ def _kill_in_recovery(job: Job, draw: random.Random, *, of_newcomer: bool) -> No
         os.kill(job.report(draw.choice(victims)).pid, signal.SIGKILL)
 
 
-def table(rows: dict[str, list[dict[str, Any]]]) -> bool:
+def table(rows: dict[str, list[dict[str, Any]]], trials: int = TRIALS) -> bool:
     """Prints trials, faults and stalls; True when all trials were right."""
     good = True
     for kind in KINDS:
         done = rows.get(kind, [])
         wrong = [row for row in done if not row["ok"]]
-        good = good and not wrong and len(done) >= TRIALS
+        good = good and not wrong and len(done) >= trials
         times = [t for row in done for t in row["loss_s"]] or [0.0]
         print(
             f"{kind:9} {len(done):3} trials, {len(wrong)} wrong; stall of a rank: p50 "
@@ -173,7 +173,7 @@ def main() -> int:
                 record.save()
                 if not rows[-1]["ok"]:
                     print(f"{kind}, seed {seed}: {rows[-1]['why']}", flush=True)
-    return 0 if table(record.rows) else 1
+    return 0 if table(record.rows, options.trials) else 1
 
 
 if __name__ == "__main__":

@@ -54,6 +54,21 @@ def test_the_job_goes_on_without_a_lost_host(hosts, tmp_path):
 
 
 @deadline(60)
+def test_the_ranks_of_a_lost_host_are_replaced_on_this_host(hosts, tmp_path):
+    """Their pipes get the numbers of the descriptors of the lost connection."""
+    (tmp_path / "hold").touch()
+    words = ["-np", "3", "--min-np", "1", "-H", "host-a:2,localhost:3", *hosts.ssh]
+    program = [sys.executable, "-m", "helpers.elastic_client", str(tmp_path), "1"]
+    environ = {"TFDIST_ADDRESS": hosts.address}
+    job = Job(tmp_path, start(tmp_path, *words, *program, **environ))
+    job.wait_for(3)
+    agent_of(job, 0).kill()
+    job.wait_for(3, generation=2)
+    done = job.finish()
+    assert "is started on localhost" in done.stderr
+
+
+@deadline(60)
 def test_rank_0_may_be_on_the_lost_host(hosts, tmp_path):
     job = Job.start(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
     job.wait_for(3)
@@ -81,10 +96,8 @@ def test_the_job_ends_if_the_hosts_that_are_left_have_too_little_room(hosts, tmp
     agent_of(job, 3).kill()
     done = finish(job.process, 30.0)
     assert done.code != 0
-    message = (
-        "2 ranks are left, but --min-np is 3, and the hosts that are left have room"
-    )
-    assert f"{message} for 2 ranks" in done.stderr
+    message = "2 ranks are left, but --min-np is 3, and the remaining hosts have room"
+    assert f"{message} for only 2 ranks" in done.stderr
 
 
 @deadline(60)
@@ -216,5 +229,7 @@ def test_the_job_goes_on_without_a_host_whose_cable_is_pulled(
     if hears_ssh:
         assert f"on {name}) was lost: killed by SIGKILL" in done.stderr
     else:
-        message = f"{name} was lost: it did not confirm that it had killed a process"
+        message = (
+            f"{name} was lost: its agent did not confirm that a process was killed"
+        )
         assert message in done.stderr

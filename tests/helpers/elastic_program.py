@@ -110,7 +110,7 @@ def train(folder, steps):
         )
         place = (tfdist.rank(), tfdist.size())
         _kill_if_asked(folder, member, step, "before")
-        run(tf.constant(rows), tf.constant(step, tf.int64))
+        run(tf.constant(rows), tf.constant(np.array(step)))  # TensorFlow keeps numbers
         _kill_if_asked(folder, member, step, "after")
         if not state.commit():
             if not is_newcomer:  # not a rehearsal

@@ -115,9 +115,8 @@ class Referee:
             pass
         elif member in self.ranks:
             (self.failed if failed else self.finished).add(member)
-            wanted = min(self.wanted, self.room)
-            if not failed and len(self.members()) < wanted:
-                self.wanted = wanted - 1
+            if not failed and len(self.members()) < self.target():
+                self.wanted = self.target() - 1
             self.is_ending |= not failed
             self.lost += failed
             self.requests.pop(member, None)
@@ -154,10 +153,13 @@ class Referee:
             self.wanted = size
         return self._check(self.membership.resize(wanted, now_s), now_s)
 
-    def limit(self, room, now_s):
+    def set_room(self, room, lost, now_s):
         if room < self.room or not self.is_ending:
             self.room = room
-        return self._check(self.membership.limit(room, now_s), now_s)
+        self.killed |= self.live & {*lost}
+        for member in lost:
+            self.ready.pop(member, None)
+        return self._check(self.membership.set_room(room, now_s, lost), now_s)
 
     def replace(self, member, now_s):
         reason = self.membership.reason_to_keep(member, now_s)
@@ -270,8 +272,12 @@ class Referee:
         gone = {*self.ranks, *self.ready, *self.killed, *self.refused}
         return self.live - gone - self.dismissed
 
+    def target(self):
+        """The largest number of members that there is room for."""
+        return min(self.wanted, self.room)
+
     def _vacancies(self):
-        return max(0, self.wanted - len(self.members() - self.leaving()))
+        return max(0, self.target() - len(self.members() - self.leaving()))
 
     def useless(self):
         """The newcomers that a job does not need any more, because it has shrunk."""
@@ -282,7 +288,7 @@ class Referee:
         """The number of processes that are missing as soon as members have left."""
         there = self.live - self.dismissed - self.shed - self.leaving()
         is_useful = self.wanted >= self.settings["min_size"]
-        wanted = min(self.wanted, self.room) + self._most_spare() if is_useful else 0
+        wanted = self.target() + self._most_spare() if is_useful else 0
         return max(0, wanted - len(there))
 
     def _free_starts(self):
@@ -298,16 +304,17 @@ class Referee:
         return most - self.restarts + self._free_starts()
 
     def has_room(self):
-        return len(self.members()) < self.wanted
+        return len(self.members()) < self.target()
 
     def _is_enough(self, members):
-        there = min(self.wanted, len(members) + len(self.ready))
+        there = min(self.target(), len(members) + len(self.ready))
+        there = max(there, len(members))
         return there >= self.settings["min_size"]
 
     def _can_become_enough(self, members):
         preparing = len(self._preparing())
         there = len(members) + len(self.ready) + preparing
-        most = min(self.wanted, self.room, there + self._starts_left(preparing))
+        most = min(self.target(), there + self._starts_left(preparing))
         return most >= self.settings["min_size"]
 
     def _rounds_without_step(self, members):
@@ -368,7 +375,7 @@ class Referee:
             is_known = self.generation in self.announced
             require(is_known, "newcomers are announced", self.ready)
         is_useful = self.wanted >= self.settings["min_size"]
-        places = min(self.wanted, self.room) + self._most_spare()
+        places = self.target() + self._most_spare()
         if is_useful and len(self.live) < places:
             require(not self._starts_left(), "lost members are replaced", self.live)
 
@@ -388,7 +395,7 @@ class Referee:
             if not self._free_starts():
                 self.lost -= 1
                 self.restarts += 1
-        is_free = len(self.live) < min(self.wanted, self.room) + self._most_spare()
+        is_free = len(self.live) < self.target() + self._most_spare()
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
@@ -541,7 +548,7 @@ class Referee:
         joined = new.keys() - self.ranks.keys()
         require(members == new.keys() - joined, "every live member takes part", new)
         require(members <= self.requests.keys(), "all members have asked", new)
-        room = max(0, self.wanted - len(members))
+        room = max(0, self.target() - len(members))
         first = {*[*self.ready][:room]}
         require(joined == first, "the first that are ready join", new, self.ready)
         require(not new.keys() & self.killed, "no killed member takes part", new)

@@ -629,15 +629,18 @@ class World:
         there = [p for p in self.processes.values() if p.state != "dead"]
         if self.referee.stop:
             return
-        self._change_room(-slots)
-        for process in self._hosts.sample(there, min(slots, len(there))):
+        chosen = self._hosts.sample(there, min(slots, len(there)))
+        lost = [] if is_signalled else [process.number for process in chosen]
+        self._change_room(-slots, lost)
+        for process in chosen:
             if is_signalled:
                 self._in_process(0.0, process, self._term)
             else:
                 self._die(process, failed=True)
 
-    def _change_room(self, slots):
-        self._carry_out(self.referee.limit(self.referee.room + slots, self.now_s))
+    def _change_room(self, slots, lost=()):
+        room = self.referee.room + slots
+        self._carry_out(self.referee.set_room(room, lost, self.now_s))
 
     def _resize(self, wanted):
         self._carry_out(self.referee.resize(wanted, self.now_s))

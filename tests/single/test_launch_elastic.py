@@ -69,7 +69,7 @@ class Store:
     def set(self, key, value):
         self.values[key] = value
 
-    def drop(self, prefix):
+    def remove_prefix(self, prefix):
         for key in [key for key in self.values if key.startswith(prefix)]:
             del self.values[key]
 

@@ -493,8 +493,30 @@ class ChangesItsSizeAtTheEnd(Membership):
 class StartsWithoutRoom(Membership):
     """Starts processes although no host has room for them."""
 
-    def limit(self, room, now_s):
-        return []
+    def set_room(self, room, now_s, lost=()):
+        return super().set_room(self._room, now_s, lost)
+
+
+@broken
+class JoinsWithoutRoom(Membership):
+    """Lets spares join although no host has room for more members."""
+
+    def _vacancies(self):
+        return max(0, self._size - len(self._members()) + len(self._leaving()))
+
+    def _end_generation(self):
+        room, self._room = self._room, self._max_size
+        actions = super()._end_generation()
+        self._room = room
+        return actions
+
+
+@broken
+class FormsGenerationsWithLostHosts(Membership):
+    """Takes a process on a lost host for alive until its own end is reported."""
+
+    def set_room(self, room, now_s, lost=()):
+        return super().set_room(room, now_s)
 
 
 @broken

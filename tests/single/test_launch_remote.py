@@ -105,12 +105,31 @@ def test_a_host_that_does_not_confirm_a_kill_is_lost(
         connection.kill_rank(7)  # has ended meanwhile
         while not (ends := connection.run_periodic()):
             if speaks:
-                connection.heard()
+                connection._heard_s = time.monotonic()
             time.sleep(0.02)
         assert least_s < time.monotonic() - asked_s < most_s
         [end] = ends
-        assert end.rank == 0
-        assert "did not confirm that it had killed a process" in end.lost
+        assert end.rank == 0 and end.lost == connection.lost
+        assert "did not confirm that a process was killed" in end.lost
+    finally:
+        for one in (connection, other):
+            one.kill()
+            one.close("the test is over")
+
+
+def test_a_paused_caller_does_not_take_its_hosts_for_lost(tmp_path, monkeypatch):
+    """It reads no answers while the reader of its own output pauses."""
+    monkeypatch.setattr(remote, "KILL_LIMIT_S", 0.3)
+    connection, other = hosts(tmp_path, slow_s=0.0, silence_s=60.0)
+    try:
+        prepared([connection, other], 20.0)
+        connection.go()
+        connection.kill_rank(0)
+        ends_s = time.monotonic() + 0.8
+        while time.monotonic() < ends_s:
+            connection.heard()
+            assert connection.run_periodic() == []
+            time.sleep(0.02)
     finally:
         for one in (connection, other):
             one.kill()

@@ -144,7 +144,7 @@ async def test_keys_that_are_dropped_are_not_set_any_more():
         for key in ("1/a", "1/b", "11/a", "c"):
             await client.set(key, key)
         assert await client.wait(["1/a", "11/a"], 1.0) == ["1/a", "11/a"]
-        server.drop("1/")
+        server.remove_prefix("1/")
         server.remove("c")
         server.remove("never set")
         assert [key for key in server.values if key != SESSION] == ["11/a"]

@@ -275,7 +275,8 @@ class Agent:
                 self._signalled_s = time.monotonic()
                 self._say(event="signalled")
                 if self._loop.asked_s is None:  # otherwise tfdistrun has asked
-                    self._silent = True
+                    # The ranks of an elastic job hand over, and their ends count.
+                    self._silent = not self._job.get("is_elastic", False)
                     self._signal_ranks(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
                 self._ended = True  # a second signal ends immediately

@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = _plan(options)
     if options.horovod:
         _prepare_horovod(options)
-    options.command = _checked_command(options.command, here=bool(plan.local))
+    options.command = _checked_command(options.command, here=bool(plan.local_hosts))
     shm_bytes = _check_machine(plan)
     if not plan.remote and (names := without_effect(options)):
         complain(f"warning: no effect, as all ranks run here: {', '.join(names)}")

@@ -72,10 +72,10 @@ class Processes(Protocol):
         """Returns the index of a member's host."""
 
     def host_name(self, member: int) -> str:
-        """Returns the name of a member's host; "" if the job has a single host."""
+        """Returns the name of a member's host; "" if the job only has this one."""
 
     def lose_host(self, name: str) -> int:
-        """Starts nothing on a host any more; returns the slots of the other hosts."""
+        """Removes a host; returns the number of remaining slots."""
 
     def formed(self, ranks: Mapping[int, int]) -> None:
         """Notes the members of a new generation, and their ranks."""
@@ -145,7 +145,7 @@ class ElasticJob:
         self._told_slow: set[int] = set()  # members that have asked to be replaced
         self._lost_hosts: set[str] = set()
         self._has_begun = False
-        self._stopped = False
+        self._has_ended = False
         self._is_preempting = False  # tfdistrun got SIGTERM
         self._is_connecting = False  # whether the newest generation has not begun
 
@@ -193,8 +193,10 @@ class ElasticJob:
         self._lost_hosts.add(name)
         if why or not self._is_preempting:
             complain(why or f"{name} got a signal: its ranks leave after a step")
-        room = self._processes.lose_host(name)
-        self._carry_out(self._membership.limit(room, time.monotonic()))
+        room, now_s = self._processes.lose_host(name), time.monotonic()
+        lost = [one for one in self._membership.live if self._host_name(one) == name]
+        lost = lost if why else []
+        self._carry_out(self._membership.set_room(room, now_s, lost))
 
     def preempt(self) -> None:
         """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
@@ -218,7 +220,7 @@ class ElasticJob:
         actions = self._membership.ended(member, failed=failed, now_s=time.monotonic())
         is_expected = self.has_left(member) or self.is_preempted or self._is_preempting
         is_expected = is_expected or member in self._membership.surplus
-        if failed and not (self._stopped or self.finished or is_expected):
+        if failed and not (self._has_ended or self.finished or is_expected):
             complain(f"{who} was lost: {how}")
             if rank is None and self._membership.start_failures == START_FAILURES:
                 complain(
@@ -243,7 +245,7 @@ class ElasticJob:
         return f"{name} (process {pid}{where})"
 
     def _host_name(self, member: int) -> str:
-        """Returns the host of a process; "" if the job has a single one."""
+        """Returns the host of a process; "" if the job only has this one."""
         assert self._processes is not None  # noqa: S101 - attach() was called
         return self._processes.host_name(member) if member in self._pids else ""
 
@@ -355,9 +357,11 @@ class ElasticJob:
         if ranks := {
             one.member: one.rank for one in actions if isinstance(one, Answer)
         }:
-            self._store.drop(REPORTS)  # of ranks that were lost
+            self._store.remove_prefix(REPORTS)  # of ranks that were lost
             # The members of the last generation are still reading what is said in it.
-            self._store.drop(prefix_of_generation(self._membership.generation - 2))
+            self._store.remove_prefix(
+                prefix_of_generation(self._membership.generation - 2)
+            )
             self._is_connecting = True
             self._processes.formed(ranks)
             self._set_places(ranks, self._processes)
@@ -440,7 +444,7 @@ class ElasticJob:
                     },
                 )
             case Stop(reason):
-                self._stopped = True
+                self._has_ended = True
                 if not self._is_preempting:  # else the signal is the reason
                     complain(f"the job ends: {reason}")
                 processes.end_job()

@@ -46,7 +46,10 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of one rank; `host` is an index into the hosts."""
+    """Place of one rank at the start of a job; `host` is an index into the hosts.
+
+    `tfdist.core.rendezvous.renewal.Place` is the place in a later generation.
+    """
 
     rank: int
     host: int
@@ -221,7 +224,6 @@ def mark_local(found: Sequence[Host]) -> list[Host]:
     These are "localhost", loopback addresses, this machine's own name and addresses,
     and names that resolve only to these. A name with "user@" is always reached through
     ssh.
-    names that resolve to nothing else. With "user@" it is another user's: by ssh.
     """
     own = own_names()
     merged: dict[str, Host] = {}

@@ -406,7 +406,7 @@ class Job:
     def _tell_bindings(self) -> None:
         places = {place.rank: self.plan.hosts[place.host] for place in self.plan.slots}
         asked = dict.fromkeys(places, os.environ.get(binding.THREADS, ""))
-        asked |= {rank: one.threads for one in self.remotes for rank in one.ranks}
+        asked |= {rank: one.threads for one in self.remotes for rank in one.bound}
         for text in binding.warnings(self.bound, asked):
             complain(f"warning: {text}")
         if self.options.report_bindings:
@@ -429,6 +429,7 @@ class Job:
             "shm_bytes": self.shm_bytes,
             "bind_to": self.options.bind_to,
             "signal_grace_s": self.options.signal_grace_s,
+            "is_elastic": self.options.min_size is not None,
             "ranks": [
                 {
                     "rank": place.rank,

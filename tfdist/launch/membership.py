@@ -33,7 +33,7 @@ arguments, and decisions are returned as actions, which tfdistrun carries out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfdist.launch import membership_reasons as reasons
 from tfdist.launch.membership_actions import (
@@ -166,9 +166,8 @@ class Membership(MembershipState):
                 self._losses += 1
             else:
                 self._is_ending = True
-                size = min(self._size, self._room)
-                if len(self._members()) < size:  # else one less has to leave
-                    self._size = size - 1
+                if len(self._members()) < self._target():  # else one less has to leave
+                    self._size = self._target() - 1
             if any(other not in self._requests for other in self._members()):
                 actions.append(Fail(self._generation, member, self._ranks[member]))
         elif member not in self._surplus:
@@ -199,19 +198,23 @@ class Membership(MembershipState):
         self._size = size
         return self._settle(now_s)
 
-    def limit(self, room: int, now_s: float) -> list[Action]:
+    def set_room(
+        self, room: int, now_s: float, lost: Collection[int] = ()
+    ) -> list[Action]:
         """Handles a change of the number of processes for which the hosts have room.
 
-        Members that run already may stay. The members of a host that was lost have to
-        be reported by `ended`, as after any other end. More room has no effect once a
-        member has ended with exit code 0.
+        Members that run already may stay. More room has no effect once a member has
+        ended with exit code 0.
 
         Args:
             room: number of processes, without the spares, that can run at one time.
             now_s: current time.
+            lost: processes on a host that was lost. They count as killed; `ended` has
+                to be called for each of them, too.
         """
         if room < self._room or not self._is_ending:
             self._room = room
+        self._killed.update(self._live.intersection(lost))
         return self._settle(now_s)
 
     def leave(self, member: int, now_s: float) -> list[Action]:
@@ -376,7 +379,7 @@ class Membership(MembershipState):
         was_asked = self._handovers.has_asked(self._generation)
         if self._is_preempting or self._leaving() or was_asked:
             return self._handovers.end_generation(self._generation, self._members())
-        has_room = len(self._members()) < self._size
+        has_room = len(self._members()) < self._target()
         if self._ready() and has_room and self._announced < self._generation:
             self._announced = self._generation
             return [Announce(self._generation)]
@@ -426,7 +429,7 @@ class Membership(MembershipState):
             return [*actions, *self._form_last(now_s)]
         actions += self._dismiss(committed, now_s)
         members = self._members()
-        newcomers = self._ready()[: max(0, self._size - len(members))]
+        newcomers = self._ready()[: max(0, self._target() - len(members))]
         is_after_loss = len(members) < len(self._ranks.keys() - self.left)
         rounds = self._rounds_without_step
         if is_after_loss:

@@ -109,7 +109,7 @@ def too_few(
         cause = "the other ranks have finished with exit code 0"
     elif room < min_size:
         noun = "rank" if room == 1 else "ranks"
-        cause = f"the hosts that are left have room for {room} {noun}"
+        cause = f"the remaining hosts have room for only {room} {noun}"
         advice = "A smaller --min-np lets a job continue with fewer ranks."
     elif start_failures < START_FAILURES:
         advice = (

@@ -202,9 +202,13 @@ class MembershipState:
     def _is_over(self) -> bool:
         return self.finished or self._is_saved or bool(self.stop_reason)
 
+    def _target(self) -> int:
+        """Returns the largest number of members that there is room for."""
+        return min(self._size, self._room)
+
     def _vacancies(self) -> int:
         """Returns the number of places for newcomers in the next generation."""
-        return max(0, self._size - len(self._members()) + len(self._leaving()))
+        return max(0, self._target() - len(self._members()) + len(self._leaving()))
 
     def _wanted_spares(self) -> int:
         """Returns the number of newcomers that are kept for places not yet vacant."""
@@ -222,7 +226,7 @@ class MembershipState:
         """Returns the number of processes that the job is meant to have."""
         # If too many members have finished, no replacement makes them enough again.
         is_over = self._is_preempting or self.preempted or self._size < self._min_size
-        return 0 if is_over else min(self._size, self._room) + self._wanted_spares()
+        return 0 if is_over else self._target() + self._wanted_spares()
 
     def _missing(self) -> int:
         """Returns the number of processes that are missing when members have left."""
@@ -286,7 +290,7 @@ class MembershipState:
         if self.start_failures >= START_FAILURES and not preparing:
             starts = 0
         there = len(self._members()) - leaving + len(self._ready()) + preparing
-        return min(self._size, self._room, there + starts)
+        return min(self._target(), there + starts)
 
     def _must_end(self) -> bool:
         """Returns whether the members save and end, instead of going on."""

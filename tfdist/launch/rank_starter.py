@@ -157,12 +157,13 @@ class RankStarter:
         return self._slots.host_of(member)
 
     def host_name(self, member: int) -> str:
-        """Returns the name of a member's host; "" if the job has a single host."""
+        """Returns the name of a member's host; "" if the job only has this one."""
         hosts = self._job.plan.hosts
-        return hosts[self.host_of(member)].name if len(hosts) > 1 else ""
+        is_alone = len(hosts) == 1 and hosts[0].is_local
+        return "" if is_alone else hosts[self.host_of(member)].name
 
     def lose_host(self, name: str) -> int:
-        """Starts nothing on a host any more; returns the slots of the other hosts."""
+        """Removes a host; returns the number of remaining slots."""
         names = [host.name for host in self._job.plan.hosts]
         self._slots.lose(names.index(name))
         return self._slots.room

@@ -34,7 +34,7 @@ _READ_BYTES = 256 << 10
 _SAID_LINES = 10
 _EXIT_S = 0.5
 KILL_LIMIT_S = 5.0  # for an agent to confirm that it has killed a rank
-KILL_MIN_S = 1.0  # the same, if nothing has been received from it for as long
+KILL_MIN_S = 1.0  # the same, if the agent has been silent for KILL_LIMIT_S
 _ROUND_S = 1.0
 _HINTS = (
     (
@@ -104,8 +104,7 @@ Event = agent_protocol.Frame | Started | End
 class RemoteHost:
     """The connection to one host's agent.
 
-    The processes of an elastic job are told apart by their numbers as members, which
-    `rank` stands for then.
+    In an elastic job, `rank` is the member number of a process.
 
     Args:
         host: the host; its `name` is passed to the command.
@@ -119,6 +118,7 @@ class RemoteHost:
         self.state = "connecting"  # then "greeted", "ready", "running", "closed"
         self.failure = ""  # why the ranks cannot be started on that host
         self.failure_code = 1
+        self.lost = ""  # why the connection has ended
         self.warnings: list[str] = []
         self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
         self.threads = ""  # value of binding.THREADS for its ranks
@@ -208,6 +208,7 @@ class RemoteHost:
     def heard(self) -> None:
         """Assumes that the agent is alive, for a caller that is not reading."""
         self._heard_s = time.monotonic()
+        self._kills_s = dict.fromkeys(self._kills_s, self._heard_s)
 
     def run_periodic(self) -> list[End]:
         """Sends a sign of life; notices when the agent sends none."""
@@ -221,7 +222,7 @@ class RemoteHost:
                 f"nothing was received from it for {agent_protocol.SILENCE_S:g} s"
             )
         if self._kills_s and now > self._kill_deadline_s():
-            return self.close("it did not confirm that it had killed a process")
+            return self.close("its agent did not confirm that a process was killed")
         return []
 
     def _kill_deadline_s(self) -> float:
@@ -330,8 +331,8 @@ class RemoteHost:
             self.failure = f"tfdist could not be started there: {why}"
         left, self._left = sorted(self._left), set()
         now = time.monotonic()
-        lost = f"{self.host.name} was lost: {why}"
-        return [End(rank, 255, now, lost) for rank in left]
+        self.lost = f"{self.host.name} was lost: {why}"
+        return [End(rank, 255, now, self.lost) for rank in left]
 
     def _what_it_said(self) -> str:
         noise = self._decoder.noise.decode("utf-8", "replace").splitlines()

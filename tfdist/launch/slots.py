@@ -12,8 +12,8 @@ class Slots:
     """The slots of all hosts, and the slot that each process of the job was given.
 
     A slot is the place of a rank on a host. Its number is the rank that the place has
-    if all slots are used. Processes that are kept ready as spares have no slot of their
-    own, and share one.
+    if all slots are used. A spare takes a free slot; if there is none, it shares one
+    with a rank.
 
     Args:
         places: all slots; the first ones are those of the ranks at the start.

@@ -181,10 +181,11 @@ class Supervisor:
         for member, rank in ranks.items():
             self._outputs[member].rank, self._outputs[member].name = rank, ""
         for member in self._forgotten:  # what they have said is read by now
+            for kind in (agent_protocol.STDOUT, agent_protocol.STDERR):
+                if merger := self._mergers.pop((member, kind), None):
+                    merger.end()
             self._outputs.pop(member).close()
             self._host_of.pop(member, None)
-            self._mergers.pop((member, agent_protocol.STDOUT), None)
-            self._mergers.pop((member, agent_protocol.STDERR), None)
         known = self._running | ranks.keys()
         self._forgotten = [one for one in self._outputs if one not in known]
         self._ends = [(end, output) for end, output in self._ends if end.code == 0]
@@ -343,17 +344,16 @@ class Supervisor:
         self._on_remote_ends(remote, ends)
 
     def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
-        is_lost = remote.is_leaving or remote.state == "closed"
-        is_running = bool(self._running) and self._is_elastic_now()
-        if self._elastic is not None and is_lost and is_running:
-            why = next((end.lost for end in ends if end.lost), "")
-            self._elastic.lose_host(remote.host.name, why)
-        for end in ends:
-            self._ended(end.rank, end.code, end.time_s, end.lost)
-        if remote.state == "closed":
+        if remote.state == "closed":  # first, since new processes reuse descriptors
             self._loop.forget(remote.stdout)
             self._loop.forget(remote.stderr)
             self._loop.excluded_pids.discard(remote.process.pid)
+        is_lost = remote.is_leaving or remote.state == "closed"
+        is_running = bool(self._running) and self._is_elastic_now()
+        if self._elastic is not None and is_lost and is_running:
+            self._elastic.lose_host(remote.host.name, remote.lost)
+        for end in ends:
+            self._ended(end.rank, end.code, end.time_s, end.lost)
 
     def _on_said(self, remote: RemoteHost) -> None:
         if remote.state == "closed":

@@ -102,7 +102,7 @@ class StoreServer:
         self.values.pop(key, None)
         self._answers.pop((key,), None)
 
-    def drop(self, prefix: str) -> None:
+    def remove_prefix(self, prefix: str) -> None:
         """Removes the keys that start with `prefix`."""
         for key in [key for key in self.values if key.startswith(prefix)]:
             del self.values[key]
@@ -277,9 +277,9 @@ class StoreThread:
         if self._server is not None:
             self._loop.call_soon_threadsafe(self._server.set, key, value)
 
-    def drop(self, prefix: str) -> None:
+    def remove_prefix(self, prefix: str) -> None:
         """Removes the keys that start with `prefix`, soon."""
-        self._loop.call_soon_threadsafe(self._drop, prefix)
+        self._loop.call_soon_threadsafe(self._remove_prefix, prefix)
 
     def remove(self, key: str) -> None:
         """Removes a key, soon."""
@@ -289,9 +289,9 @@ class StoreThread:
         if self._server is not None:
             self._server.remove(key)
 
-    def _drop(self, prefix: str) -> None:
+    def _remove_prefix(self, prefix: str) -> None:
         if self._server is not None:
-            self._server.drop(prefix)
+            self._server.remove_prefix(prefix)
 
     def values(self, prefix: str) -> dict[str, Any]:
         """Returns a copy of the keys that start with `prefix`."""
