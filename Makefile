@@ -65,6 +65,7 @@ campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (hours
 	@$(BIN)/python tests/campaign/signals.py
 	@$(BIN)/python tests/campaign/elastic.py
 	@$(BIN)/python tests/campaign/elastic_hosts.py
+	@$(BIN)/python tests/campaign/elastic_resizes.py
 	@$(BIN)/python tests/campaign/long_run.py
 	@$(BIN)/python tests/campaign/elastic_fit.py
 	@$(BIN)/python tests/campaign/checkpoints.py

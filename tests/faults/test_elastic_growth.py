@@ -12,29 +12,9 @@ from helpers.deadline import deadline
 from helpers.elastic_fit_program import check
 from helpers.elastic_program import expected
 from helpers.launcher import finish, start, until
+from helpers.slots import Slots
 
 pytestmark = pytest.mark.faults
-
-
-class Slots:
-    """A discovery script that prints the number of slots that the test sets."""
-
-    def __init__(self, folder, slots):
-        self.file, self.script = folder / "slots", folder / "find.sh"
-        self.script.write_text(f"#!/bin/sh\ncat {self.file}\n")
-        self.script.chmod(0o755)
-        self.set(slots)
-
-    def set(self, slots):
-        new = self.file.with_suffix(".new")
-        new.write_text(f"localhost:{slots}\n")
-        new.rename(self.file)
-
-    def options(self, *, np, least=1, most=4):
-        return (
-            *("-np", str(np), "--min-np", str(least), "--max-np", str(most)),
-            *("--host-discovery-script", str(self.script), "--max-restarts", "0"),
-        )
 
 
 def latest_size(file):
