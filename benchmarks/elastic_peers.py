@@ -5,8 +5,9 @@
 
 In each round, every launcher runs a training of three ranks with a small model, whose
 steps take about 20 ms, and one of the ranks (not rank 0) is killed. Reported are the
-seconds from the kill to the next step that counts, and to the first step in which three
-ranks take part again: the medians of the rounds, and their ranges.
+seconds from the kill to the first completed step after the interrupted one, and to the
+first step in which three ranks take part again: the medians of the rounds, and their
+ranges.
 
 tfdist repeats the step with two ranks, or with a spare, while a replacement starts.
 torchrun restarts all ranks (`--max-restarts`); they continue from a checkpoint, which
@@ -156,7 +157,7 @@ class Training:
         deadline = time.monotonic() + LIMIT_S
         while not holds(self.rows()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no further step within {LIMIT_S:g} s")
+                raise TimeoutError(f"the ranks did not get that far in {LIMIT_S:g} s")
             time.sleep(0.05)
 
     def pause(self, restart: Callable[[], None] | None = None) -> tuple[float, float]:

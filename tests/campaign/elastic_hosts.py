@@ -1,6 +1,6 @@
-"""Takes ranks and hosts from elastic jobs on several hosts, and looks at what they do.
+"""Injects failures of ranks and hosts into elastic jobs; no step may be lost.
 
-    python tests/campaign/elastic_hosts.py               # what today's code lacks
+    python tests/campaign/elastic_hosts.py               # those not yet recorded
     python tests/campaign/elastic_hosts.py --trials 2    # fewer of each kind
     python tests/campaign/elastic_hosts.py --table       # the table of the record
 
@@ -79,7 +79,7 @@ def trial(kind: str, seed: int, hosts: Hosts) -> dict[str, Any]:
 
 
 def _living(job: Job) -> dict[int, Report]:
-    """What the processes that have not ended show of themselves, by member."""
+    """The reports of the processes that have not ended, by member."""
     found = {}
     for file in job.folder.glob("member-*"):
         member = int(file.name.rpartition("-")[2])

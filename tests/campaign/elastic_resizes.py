@@ -1,6 +1,6 @@
 """Lets elastic jobs grow and shrink at random, and checks what they yield.
 
-    python tests/campaign/elastic_resizes.py               # what today's code lacks
+    python tests/campaign/elastic_resizes.py               # those not yet recorded
     python tests/campaign/elastic_resizes.py --trials 4    # fewer
     python tests/campaign/elastic_resizes.py --table       # the table of the record
 

@@ -34,7 +34,7 @@ class Job:
     def start(
         cls, folder: Path, hosts: Hosts, counts: tuple[int, ...], *options: str
     ) -> Job:
-        """Starts a job on hosts with so many slots."""
+        """Starts a job on hosts with the given numbers of slots."""
         (folder / "hold").touch()
         words = [*options, *hosts.slots(*counts), *hosts.ssh]
         program = [sys.executable, "-m", "helpers.elastic_client", str(folder), "1"]
@@ -60,7 +60,7 @@ class Job:
         until(is_there, limit_s)
 
     def report(self, member: int) -> elastic_client.Report:
-        """What a process shows of itself."""
+        """The current report of a process."""
         return elastic_client.Report.read(self.folder / f"member-{member}")
 
     def kill(self, member: int, number: int = signal.SIGKILL) -> None:

@@ -223,6 +223,15 @@ def test_what_was_said_in_earlier_generations_is_forgotten(job):
 # ---- several hosts ----
 
 
+def test_a_newcomer_that_no_agent_has_reported_is_lost_with_its_host(job):
+    job.processes.hosts = ["a", "b", "c"]
+    job.discover(3)
+    [member] = [one for one in job.own._membership.live if one > 1]
+    del job.own._pids[member]  # the agent has not started it yet
+    job.own.lose_host(job.processes.host_name(member), "c was lost")
+    assert member in job.own._membership._killed
+
+
 def test_the_ranks_get_their_places_on_their_hosts(job):
     job.processes.hosts = ["a", "b"]
     job.ask(0, 1)

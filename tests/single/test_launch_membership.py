@@ -955,7 +955,7 @@ def test_newcomers_that_are_of_no_use_any_more_are_killed_the_last_ones_first():
     job.ready(7)
     kill_4, kill_5, kill_6 = job.resize(1)
     assert [kill_4.member, kill_5.member, kill_6.member] == [4, 5, 6]
-    assert "the job needs only 1 rank" in kill_4.reason
+    assert "the job can only have 1 rank now" in kill_4.reason
     assert job.lose(4, 5, 6) == []
     assert job.membership.start_failures == 0
     job.membership._max_restarts = 0

@@ -34,14 +34,23 @@ while True:
 """
 
 
-def hosts(tmp_path, slow_s, silence_s):
-    program = tmp_path / "agent.py"
-    program.write_text(AGENT)
-    words = [sys.executable, str(program), str(slow_s), str(silence_s)]
-    return [
-        remote.RemoteHost(Host(name, 1), [rank], words)
-        for rank, name in enumerate(["fast", "slow"])
-    ]
+@pytest.fixture
+def connect(tmp_path):
+    """Connects to a fast host and a slow one; closes the connections at the end."""
+    made = []
+
+    def work(slow_s, silence_s):
+        program = tmp_path / "agent.py"
+        program.write_text(AGENT)
+        words = [sys.executable, str(program), str(slow_s), str(silence_s)]
+        for rank, name in enumerate(["fast", "slow"]):
+            made.append(remote.RemoteHost(Host(name, 1), [rank], words))
+        return made
+
+    yield work
+    for one in made:
+        one.kill()
+        one.close("the test is over")
 
 
 def prepared(connections, timeout_s):
@@ -60,77 +69,59 @@ def quick(monkeypatch):
     monkeypatch.setattr(remote, "_ROUND_S", 0.05)
 
 
-def test_hosts_that_are_ready_hear_from_us_until_all_are(tmp_path, quick):
-    connections = hosts(tmp_path, slow_s=1.5, silence_s=0.7)
-    try:
-        assert prepared(connections, 20.0) is None
-        assert [one.failure for one in connections] == ["", ""]
-        assert [one.state for one in connections] == ["ready", "ready"]
-    finally:
-        for one in connections:
-            one.kill()
-            one.close("the test is over")
+def test_hosts_that_are_ready_hear_from_us_until_all_are(connect, quick):
+    connections = connect(slow_s=1.5, silence_s=0.7)
+    assert prepared(connections, 20.0) is None
+    assert [one.failure for one in connections] == ["", ""]
+    assert [one.state for one in connections] == ["ready", "ready"]
 
 
-def test_a_host_that_is_lost_after_it_was_ready_is_named(tmp_path, monkeypatch):
+def test_a_host_that_is_lost_after_it_was_ready_is_named(connect, monkeypatch):
     monkeypatch.setattr(agent_protocol, "SIGN_OF_LIFE_S", 1000.0)  # so that it goes
-    connections = hosts(tmp_path, slow_s=30.0, silence_s=0.3)
-    try:
-        assert prepared(connections, 20.0) is None
-        assert "with exit code 9" in connections[0].failure
-    finally:
-        for one in connections:
-            one.kill()
-            one.close("the test is over")
+    connections = connect(slow_s=30.0, silence_s=0.3)
+    assert prepared(connections, 20.0) is None
+    assert "with exit code 9" in connections[0].failure
 
 
 @pytest.mark.parametrize(
     ("speaks", "least_s", "most_s"), [(False, 0.2, 1.2), (True, 1.2, 5.0)]
 )
 def test_a_host_that_does_not_confirm_a_kill_is_lost(
-    tmp_path, monkeypatch, speaks, least_s, most_s
+    connect, monkeypatch, speaks, least_s, most_s
 ):
     """A host that has been silent before has less time: it may have been lost."""
     monkeypatch.setattr(remote, "KILL_LIMIT_S", 0.8)
     monkeypatch.setattr(remote, "KILL_MIN_S", 0.3)
-    connection, other = hosts(tmp_path, slow_s=0.0, silence_s=60.0)
-    try:
-        prepared([connection, other], 20.0)
-        connection.go()
-        time.sleep(0.9)
+    connections = connect(slow_s=0.0, silence_s=60.0)
+    prepared(connections, 20.0)
+    connection = connections[0]
+    connection.go()
+    time.sleep(0.9)
+    if speaks:
+        connection.heard()
+    asked_s = time.monotonic()
+    connection.kill_rank(0)
+    connection.kill_rank(7)  # has ended meanwhile
+    while not (ends := connection.run_periodic()):
         if speaks:
-            connection.heard()
-        asked_s = time.monotonic()
-        connection.kill_rank(0)
-        connection.kill_rank(7)  # has ended meanwhile
-        while not (ends := connection.run_periodic()):
-            if speaks:
-                connection._heard_s = time.monotonic()
-            time.sleep(0.02)
-        assert least_s < time.monotonic() - asked_s < most_s
-        [end] = ends
-        assert end.rank == 0 and end.lost == connection.lost
-        assert "did not confirm that a process was killed" in end.lost
-    finally:
-        for one in (connection, other):
-            one.kill()
-            one.close("the test is over")
+            connection._heard_s = time.monotonic()
+        time.sleep(0.02)
+    assert least_s < time.monotonic() - asked_s < most_s
+    [end] = ends
+    assert end.rank == 0 and end.lost == connection.lost
+    assert "did not confirm that a process was killed" in end.lost
 
 
-def test_a_paused_caller_does_not_take_its_hosts_for_lost(tmp_path, monkeypatch):
+def test_a_paused_caller_does_not_take_its_hosts_for_lost(connect, monkeypatch):
     """It reads no answers while the reader of its own output pauses."""
     monkeypatch.setattr(remote, "KILL_LIMIT_S", 0.3)
-    connection, other = hosts(tmp_path, slow_s=0.0, silence_s=60.0)
-    try:
-        prepared([connection, other], 20.0)
-        connection.go()
-        connection.kill_rank(0)
-        ends_s = time.monotonic() + 0.8
-        while time.monotonic() < ends_s:
-            connection.heard()
-            assert connection.run_periodic() == []
-            time.sleep(0.02)
-    finally:
-        for one in (connection, other):
-            one.kill()
-            one.close("the test is over")
+    connections = connect(slow_s=0.0, silence_s=60.0)
+    prepared(connections, 20.0)
+    connection = connections[0]
+    connection.go()
+    connection.kill_rank(0)
+    ends_s = time.monotonic() + 0.8
+    while time.monotonic() < ends_s:
+        connection.heard()
+        assert connection.run_periodic() == []
+        time.sleep(0.02)

@@ -138,7 +138,7 @@ async def test_a_client_that_ends_while_it_waits_leaves_nothing():
 
 @deadline(20)
 @run
-async def test_keys_that_are_dropped_are_not_set_any_more():
+async def test_removed_keys_are_not_set():
     async with serving() as server:
         client = await client_of(server)
         for key in ("1/a", "1/b", "11/a", "c"):

@@ -178,7 +178,7 @@ class Agent:
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
-        self._stopped: frozenset[int] = frozenset()  # by SIGSTOP, as tfdistrun knows
+        self._stopped: frozenset[int] = frozenset()  # ranks, as reported
         self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
@@ -275,7 +275,7 @@ class Agent:
                 self._signalled_s = time.monotonic()
                 self._say(event="signalled")
                 if self._loop.asked_s is None:  # otherwise tfdistrun has asked
-                    # The ranks of an elastic job hand over, and their ends count.
+                    # In an elastic job, tfdistrun needs the exit codes of its ranks.
                     self._silent = not self._job.get("is_elastic", False)
                     self._signal_ranks(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:

@@ -81,7 +81,7 @@ def _plan(options: Namespace) -> Plan:
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        free = _free_places(options, hosts)
+        free = _free_places(hosts, options.size, most) if options.min_size else []
         plan = Plan(hosts, places(hosts, options.size), most, free)
         here = [number for host in plan.local_hosts for number in plan.slots_on(host)]
         return replace(plan, bound=binding.here(here, options.bind_to))
@@ -90,13 +90,16 @@ def _plan(options: Namespace) -> Plan:
         raise SystemExit(_USAGE_ERROR) from None
 
 
-def _free_places(options: Namespace, hosts: Sequence[Host]) -> list[Place]:
-    """Returns the places that an elastic job leaves free at the start."""
-    if options.min_size is None:
-        return []
-    most = options.max_size or options.size
+def _free_places(hosts: Sequence[Host], size: int, most: int) -> list[Place]:
+    """Returns the places that an elastic job leaves free at the start.
+
+    Args:
+        hosts: the hosts.
+        size: number of ranks at the start.
+        most: largest number of ranks, and so of useful slots on one host.
+    """
     room = [replace(host, slots=min(host.slots, most)) for host in hosts]
-    return places(room, sum(host.slots for host in room))[options.size :]
+    return places(room, sum(host.slots for host in room))[size:]
 
 
 def _discover(options: Namespace) -> HostDiscovery | None:

@@ -186,17 +186,18 @@ class ElasticJob:
 
         Args:
             name: the name of the host.
-            why: description for the message; "" if the host got a signal to end.
+            why: description for the message; "" if its agent got a signal to end.
         """
         if name in self._lost_hosts or self._processes is None:
             return
         self._lost_hosts.add(name)
         if why or not self._is_preempting:
-            complain(why or f"{name} got a signal: its ranks leave after a step")
-        room, now_s = self._processes.lose_host(name), time.monotonic()
-        lost = [one for one in self._membership.live if self._host_name(one) == name]
-        lost = lost if why else []
-        self._carry_out(self._membership.set_room(room, now_s, lost))
+            signalled = f"the agent on {name} got a signal"
+            complain(why or f"{signalled}; no process is started there any more")
+        room, live = self._processes.lose_host(name), self._membership.live
+        there = [one for one in live if self._processes.host_name(one) == name]
+        lost = there if why else []
+        self._carry_out(self._membership.set_room(room, time.monotonic(), lost))
 
     def preempt(self) -> None:
         """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
@@ -358,7 +359,7 @@ class ElasticJob:
             one.member: one.rank for one in actions if isinstance(one, Answer)
         }:
             self._store.remove_prefix(REPORTS)  # of ranks that were lost
-            # The members of the last generation are still reading what is said in it.
+            # Members of the previous generation may still read its keys.
             self._store.remove_prefix(
                 prefix_of_generation(self._membership.generation - 2)
             )
@@ -391,7 +392,7 @@ class ElasticJob:
         }
 
     def _note_names(self, ranks: Mapping[int, int]) -> None:
-        """Stores the ranks of the members, which have left when they get no more."""
+        """Keeps the ranks of the members, to name them after they have left."""
         self._names |= {member: f"rank {rank}" for member, rank in ranks.items()}
 
     def _carry_out_one(self, action: Action, processes: Processes) -> None:

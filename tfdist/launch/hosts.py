@@ -30,7 +30,7 @@ class Host:
 
     Attributes:
         name: the name that the user gave, perhaps with "user@"; passed to ssh.
-        slots: maximum number of ranks on this host.
+        slots: maximum number of ranks on this host at the start.
         is_local: whether it is this machine, where ranks are started without ssh.
     """
 
@@ -46,9 +46,10 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of one rank at the start of a job; `host` is an index into the hosts.
+    """Place of one rank; `host` is an index into the hosts.
 
-    `tfdist.core.rendezvous.renewal.Place` is the place in a later generation.
+    A rank of an elastic job learns its place in a later generation as a
+    `tfdist.core.rendezvous.renewal.Place`.
     """
 
     rank: int

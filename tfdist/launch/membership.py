@@ -27,6 +27,9 @@ newcomer is ready to take its place. This may be a newcomer that was started bec
 job grows; another one is then started in its stead. If the job shrinks before, the slow
 member is the first that leaves, without a replacement.
 
+A host may be lost (`Membership.set_room`). Then the job has at most as many members as
+the remaining hosts have slots, except for members that already run.
+
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
 """
@@ -201,10 +204,10 @@ class Membership(MembershipState):
     def set_room(
         self, room: int, now_s: float, lost: Collection[int] = ()
     ) -> list[Action]:
-        """Handles a change of the number of processes for which the hosts have room.
+        """Handles a change of the number of processes that fit on the hosts.
 
-        Members that run already may stay. More room has no effect once a member has
-        ended with exit code 0.
+        Members that are already running may stay. More room has no effect once a member
+        has ended with exit code 0.
 
         Args:
             room: number of processes, without the spares, that can run at one time.
@@ -279,7 +282,7 @@ class Membership(MembershipState):
         if self._opened_s is not None and now_s >= self._opened_s + self._round_limit_s:
             reason = (
                 f"it did not reach its commit within {self._round_limit_s:g} s after "
-                "another rank had stopped for a change of the ranks"
+                "another rank had begun to wait for the next generation"
             )
             for member in self._members():
                 if member not in self._requests:
@@ -350,7 +353,7 @@ class Membership(MembershipState):
         actions: list[Action] = []
         for member in self._surplus_newcomers():
             self._surplus.add(member)
-            actions += self._kill(member, reasons.surplus(self._size))
+            actions += self._kill(member, reasons.surplus(self._target()))
         return actions
 
     def _let_slow_member_leave(self, now_s: float) -> None:

@@ -34,7 +34,7 @@ def other_program() -> str:
 def surplus(size: int) -> str:
     """Describes a newcomer for which there is no place any more."""
     noun = "rank" if size == 1 else "ranks"
-    return f"it is no longer needed, since the job needs only {size} {noun}"
+    return f"it is no longer needed, since the job can only have {size} {noun} now"
 
 
 def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
@@ -99,7 +99,7 @@ def too_few(
         left: number of members and of newcomers that are ready.
         min_size: smallest size of a generation.
         have_others_finished: whether the others have ended with exit code 0.
-        room: number of ranks that can run on the hosts that are left.
+        room: number of ranks that can run on the remaining hosts.
         max_restarts: limit for the number of replacements.
         start_failures: number of replacements in a row that ended before they joined.
     """

@@ -96,7 +96,9 @@ class MembershipState:
         self._live = set(range(size))
         self._failed: set[int] = set()  # members whose exit code was not 0
         self._killed: set[int] = set()
-        self._surplus: set[int] = set()  # newcomers that were killed by a shrinking job
+        self._surplus: set[int] = (
+            set()
+        )  # newcomers that were killed as no longer needed
         self._losses = 0  # processes that were lost, and have not been replaced
         self._refused: dict[int, str] = {}  # with the reason
         # Requests that are not answered yet, in the order of their arrival.
@@ -142,7 +144,7 @@ class MembershipState:
 
     @property
     def surplus(self) -> frozenset[int]:
-        """Newcomers that were killed because the job shrinks."""
+        """Newcomers that were killed because they were no longer needed."""
         return frozenset(self._surplus)
 
     @property
@@ -203,7 +205,7 @@ class MembershipState:
         return self.finished or self._is_saved or bool(self.stop_reason)
 
     def _target(self) -> int:
-        """Returns the largest number of members that there is room for."""
+        """Returns the wanted number of members, limited by the room on the hosts."""
         return min(self._size, self._room)
 
     def _vacancies(self) -> int:
@@ -216,7 +218,7 @@ class MembershipState:
         return max(self._spares, waits and self._max_restarts > 0)
 
     def _surplus_newcomers(self) -> list[int]:
-        """Returns the newcomers that the job has no use for, because it shrinks."""
+        """Returns the newcomers for which there is no place any more."""
         if self._is_preempting or self.preempted:
             return []
         useful = self._vacancies() + self._wanted_spares()

@@ -413,7 +413,8 @@ def _add_binding(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--report-bindings",
         action="store_true",
-        help="print the processors of each rank at the start",
+        help="print the processors of each rank, and of the free slots of an elastic "
+        "job, at the start",
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class RankStarter:
     """Starts the ranks of a job, and the newcomers of an elastic job.
 
+    It knows the host of each process, and is the `Processes` of an `ElasticJob`.
+
     Args:
         job: the job.
         supervisor: watches the ranks.
@@ -81,7 +83,7 @@ class RankStarter:
         slot: int,
         member: int | None = None,
     ) -> None:
-        """Starts a process on the processors of the rank `slot`."""
+        """Starts a process on the processors of `slot`."""
         job = self._job
         environ = {
             # Otherwise the last lines of a killed rank are lost.

@@ -120,7 +120,7 @@ class RemoteHost:
         self.failure_code = 1
         self.lost = ""  # why the connection has ended
         self.warnings: list[str] = []
-        self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
+        self.bound: dict[int, list[int]] = {}  # processors of that host, by slot
         self.threads = ""  # value of binding.THREADS for its ranks
         self.memory_bytes = 0  # peak memory of a rank's process there
         self.clock_s = 0.0  # offset that converts a time of that host

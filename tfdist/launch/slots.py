@@ -12,8 +12,8 @@ class Slots:
     """The slots of all hosts, and the slot that each process of the job was given.
 
     A slot is the place of a rank on a host. Its number is the rank that the place has
-    if all slots are used. A spare takes a free slot; if there is none, it shares one
-    with a rank.
+    if all slots are used. A spare, or the replacement of a slow rank, shares a
+    slot with another process if none is free.
 
     Args:
         places: all slots; the first ones are those of the ranks at the start.
@@ -49,7 +49,7 @@ class Slots:
     def take(self, member: int, running: Collection[int]) -> Place | None:
         """Chooses a slot for a new process: the first one that is free.
 
-        If no slot is free, it is one of the host with the smallest number of processes
+        If none is free, it is the last slot of the host that has the fewest processes
         beyond its slots.
 
         Args:
@@ -67,7 +67,7 @@ class Slots:
         elif self._places:
             more = Counter(place.host for place in used)
             more.subtract(place.host for place in self._places)
-            # The last slot: the processors of rank 0 have the most to do.
+            # The last slot, because rank 0, in the first slot, has the most work.
             last = min(reversed(self._places), key=lambda place: more[place.host])
             self._taken[member] = last
         else:

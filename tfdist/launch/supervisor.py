@@ -180,7 +180,7 @@ class Supervisor:
         """Gives the members of a new generation their ranks; forgets lost ranks."""
         for member, rank in ranks.items():
             self._outputs[member].rank, self._outputs[member].name = rank, ""
-        for member in self._forgotten:  # what they have said is read by now
+        for member in self._forgotten:  # their output has been read
             for kind in (agent_protocol.STDOUT, agent_protocol.STDERR):
                 if merger := self._mergers.pop((member, kind), None):
                     merger.end()

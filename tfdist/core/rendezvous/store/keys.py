@@ -49,12 +49,15 @@ def change_key(generation: int) -> str:
     return f"{prefix_of_generation(generation)}change"
 
 
+_BEGUN = "begun"
+
+
 def begun_key(generation: int) -> str:
     """Returns the key that is set when the steps of this generation begin.
 
     Its ranks are connected then, and have the state of the training.
     """
-    return f"{prefix_of_generation(generation)}begun"
+    return f"{prefix_of_generation(generation)}{_BEGUN}"
 
 
 # Members of an elastic job that have asked to leave, or to be replaced.
@@ -101,4 +104,4 @@ def is_for_launcher(key: str) -> bool:
     """Returns whether a key that a rank has set is a message to tfdistrun."""
     if key.startswith((REQUESTS, LEAVES)) or step_of(key) is not None:
         return True
-    return key.endswith("/begun")
+    return key.endswith(f"/{_BEGUN}")

@@ -99,8 +99,8 @@ class StoreServer:
 
     def remove(self, key: str) -> None:
         """Removes a key, if it is set."""
-        self.values.pop(key, None)
-        self._answers.pop((key,), None)
+        if self.values.pop(key, None) is not None:
+            self._answers.clear()
 
     def remove_prefix(self, prefix: str) -> None:
         """Removes the keys that start with `prefix`."""
@@ -198,7 +198,7 @@ class StoreServer:
 async def _while_connected(
     channel: Channel, waiting: Coroutine[Any, Any, _Result]
 ) -> _Result:
-    """Returns the result of a wait for a client, which sends nothing meanwhile.
+    """Waits on behalf of a client, which must not send anything before its answer.
 
     Raises:
         ChannelClosed: the client has closed its connection.
@@ -216,7 +216,7 @@ async def _while_connected(
         tasks = [one for one in (task, closed) if one is not None]
         for one in tasks:
             one.cancel()
-        # Before the channel is read again: they share its readiness.
+        # Both must end before the channel is read again: they use the same socket.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
