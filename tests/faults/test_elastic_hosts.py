@@ -58,14 +58,19 @@ def test_the_ranks_of_a_lost_host_are_replaced_on_this_host(hosts, tmp_path):
     """Their pipes get the numbers of the descriptors of the lost connection."""
     (tmp_path / "hold").touch()
     words = ["-np", "3", "--min-np", "1", "-H", "host-a:2,localhost:3", *hosts.ssh]
-    program = [sys.executable, "-m", "helpers.elastic_client", str(tmp_path), "1"]
+    client = "import helpers.elastic_client as client, pathlib, sys"
+    run = "client.main(pathlib.Path(sys.argv[1]), 1); print('finished')"
+    program = [sys.executable, "-c", f"{client}; {run}", str(tmp_path)]
     environ = {"TFDIST_ADDRESS": hosts.address}
     job = Job(tmp_path, start(tmp_path, *words, *program, **environ))
     job.wait_for(3)
     agent_of(job, 0).kill()
     job.wait_for(3, generation=2)
+    time.sleep(2.5)  # more than two periodic checks of the hosts
     done = job.finish()
     assert "is started on localhost" in done.stderr
+    ends = sorted(done.stdout.splitlines())
+    assert ends == [f"[rank {rank}] finished" for rank in range(3)]
 
 
 @deadline(60)

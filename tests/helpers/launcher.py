@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-TFDISTRUN = [sys.executable, "-m", "tfdist.launch"]
+# With stacks of its threads on standard error, where it must be aborted.
+TFDISTRUN = [sys.executable, "-X", "faulthandler", "-m", "tfdist.launch"]
 # A rank's program that takes its time when it is told to end.
 SAVES = """
 import os, signal, sys, time
@@ -97,15 +98,17 @@ def _hear_hangups() -> None:
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 30.0) -> Run:
-    """Waits for the end; kills it, and fails, when it does not come."""
+    """Waits for the end; aborts it, and fails, when it does not come."""
     before = time.monotonic()
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        children = psutil.Process(process.pid).children(recursive=True)
+        left = "\n".join(f"{child}" for child in children)
+        process.send_signal(signal.SIGABRT)
         stdout, stderr = process.communicate(timeout=10.0)
         raise AssertionError(
-            f"tfdistrun did not end in {timeout_s} s:\n{stdout}\n{stderr}"
+            f"tfdistrun did not end in {timeout_s} s:\n{stdout}\n{stderr}\n{left}"
         ) from None
     return Run(process.returncode, stdout, stderr, time.monotonic() - before)
 

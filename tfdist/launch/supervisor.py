@@ -273,7 +273,7 @@ class Supervisor:
             return
         self._loop.reap()
         self._poll_elastic()
-        for remote in self._remotes:
+        for remote in self._open_remotes():
             if self._loop.paused:
                 remote.heard()  # its messages are not read while paused
             self._on_remote_ends(remote, remote.run_periodic())
@@ -343,7 +343,11 @@ class Supervisor:
                     ends.append(event)
         self._on_remote_ends(remote, ends)
 
+    def _open_remotes(self) -> list[RemoteHost]:
+        return [remote for remote in self._remotes if remote.state != "closed"]
+
     def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
+        """Handles the ends of ranks, and the end of a connection that was open."""
         if remote.state == "closed":  # first, since new processes reuse descriptors
             self._loop.forget(remote.stdout)
             self._loop.forget(remote.stderr)
@@ -371,11 +375,8 @@ class Supervisor:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
         for remote in self._remotes:
             remote.send(do="finish", children_s=left_s)
-        self._run_while(
-            lambda: any(one.state != "closed" for one in self._remotes),
-            left_s + _FINISH_S,
-        )
-        for remote in self._remotes:
+        self._run_while(lambda: bool(self._open_remotes()), left_s + _FINISH_S)
+        for remote in self._open_remotes():
             remote.kill()
             self._on_remote_ends(remote, remote.close("it did not end in time"))
 
