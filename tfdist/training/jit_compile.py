@@ -32,6 +32,7 @@ import tensorflow as tf
 from tfdist.collectives.tf_ops import xla_context
 from tfdist.core import runtime
 from tfdist.gradients import xla
+from tfdist.training.train_steps import followed_by, parts_of
 
 _logger = logging.getLogger("tfdist")
 _MARK = "_tfdist_split"  # attribute of a train function that splits its steps
@@ -207,6 +208,9 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         A step to be traced by a `tf.function` without `jit_compile`. In eager mode it
         just calls `step`.
     """
+    step, after = parts_of(step)
+    if after is not None:  # it may use other operations of tfdist
+        return followed_by(split(step), after)
     told = False
 
     @functools.wraps(step)

@@ -1,0 +1,60 @@
+"""Adds operations after the step of a model, in the function that `fit` traces."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_PARTS = "_tfdist_parts"  # attribute of a step: the original step, and what follows it
+
+_Step = Callable[[Any], Any]
+_Parts = tuple[_Step, Callable[[Any], Any] | None]
+
+
+def followed_by(step: _Step, after: Callable[[Any], Any]) -> _Step:
+    """Returns a step that calls `step` with a batch, and `after` with its logs.
+
+    Example:
+        >>> from tfdist.training.train_steps import followed_by
+        >>> followed_by(lambda data: {"loss": data}, lambda logs: logs["loss"] + 1)(2)
+        3
+    """
+
+    @functools.wraps(step)
+    def both(data: Any) -> Any:
+        return after(step(data))
+
+    setattr(both, _PARTS, (step, after))
+    return both
+
+
+def parts_of(step: _Step) -> tuple[_Step, Callable[[Any], Any] | None]:
+    """Returns the arguments of `followed_by`; None for a step without addition."""
+    found: tuple[_Step, Callable[[Any], Any] | None] = getattr(
+        step, _PARTS, (step, None)
+    )
+    return found
+
+
+def remake_train_function(model: Any, after: Callable[[Any], Any]) -> None:
+    """Makes the train function of a model again, with `after` after each step.
+
+    With `steps_per_execution`, it follows each of the steps. A model with its own
+    `make_train_function` may leave it out.
+
+    Args:
+        model: a compiled Keras model.
+        after: function that gets the logs of the step, and returns those of the train
+            function.
+    """
+    own = vars(model).get("train_step")
+    # Bypass setattr: Keras would track it as a part of the model.
+    object.__setattr__(model, "train_step", followed_by(model.train_step, after))
+    try:
+        model.train_function = None  # a custom make_train_function may ignore `force`
+        model.make_train_function(force=True)
+    finally:
+        object.__delattr__(model, "train_step")
+        if own is not None:
+            object.__setattr__(model, "train_step", own)
