@@ -2,8 +2,12 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import tfdist
 from tfdist.callbacks._metric_table import MetricTable, rows_of_next_ranks
+from tfdist.training.model_building import build_metrics
+from tfdist.training.train_steps import remake_train_function
 
 RULES = ["sum", "max", "min"]
 INITIAL = np.array([0.0, -np.inf, np.inf])
@@ -55,3 +59,30 @@ def test_the_states_without_a_sample_are_those_after_a_reset():
     model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     table = MetricTable(model, "metrics")
     assert np.inf in [float(value) for value in table.empty_snapshot().values]
+
+
+def test_a_step_exchanges_the_states_that_it_has_changed():
+    tfdist.init()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=[Smallest()])
+    build_metrics(model, (tf.TensorSpec((2, 2)), tf.TensorSpec((2, 1))))
+    table = MetricTable(model, "metrics")
+    remake_train_function(model, table.with_exchange)
+    targets = [[[5.0], [7.0]], [[2.0], [3.0]]]
+    for target in targets:
+        logs = model.train_function(iter([(np.ones((2, 2)), np.array(target))]))
+        logs = table.take_from(logs, generation=3)
+        assert set(logs) == {"loss", "smallest"} and table.generation == 3
+        own = table._own_states()
+        assert np.array_equal(table.rows, [own])
+        assert np.min(target) in own.numpy()
+
+
+def test_a_step_without_an_exchange_is_followed_by_one():
+    tfdist.init()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=[Smallest()])
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    table = MetricTable(model, "metrics")
+    logs = table.take_from({"loss": 1.0}, generation=2)
+    assert logs == {"loss": 1.0} and np.array_equal(table.rows, [table._own_states()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -27,8 +28,10 @@ from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.tf_ops.op_names import eager_calls
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
+from tfdist.core.rendezvous import renewal
 from tfdist.data._global_batches import Source
 from tfdist.elastic.sharing import Newest, check_supported, enter_next, is_loss
+from tfdist.training.train_steps import remake_train_function
 
 _Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
 _HOOKS = (
@@ -84,14 +87,18 @@ class ElasticFit(keras.callbacks.Callback):
         self.set_model(callbacks.model)
         self.set_params(callbacks.params)
         callbacks.callbacks.append(self)
+        if renewal.is_elastic(os.environ):
+            remake_train_function(
+                self.model, lambda logs: self._state.metrics.with_exchange(logs)
+            )
 
     # ---- begin and end ----
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Gives all ranks the same state; a newcomer joins the other ranks here."""
         self._generations = Generations(hides_failures=False, progress=self._progress)
-        self._function = self.model.train_function
         self._state = FitState(self.model, self._shared_callbacks())
+        self._function = self.model.train_function
         self._steps_done = 0  # or left out, in calls of the train function
         self._starts_at: Place | None = None  # after the steps of an earlier job
         self._place = place_of_step(0, 0)
@@ -163,7 +170,9 @@ class ElasticFit(keras.callbacks.Callback):
         self._generations.end()
         restore_train_function(self.model)
         if self.model.train_function == self._train:  # else it was removed
-            self.model.train_function = self._function
+            # A later fit has steps without an exchange of the metrics.
+            own = None if self._generations.is_elastic else self._function
+            self.model.train_function = own
         object.__delattr__(self.model, "evaluate")
         for hook in _HOOKS:
             delattr(self._list, hook)
@@ -173,8 +182,8 @@ class ElasticFit(keras.callbacks.Callback):
     def _rehearse(self) -> None:
         """Runs one step alone, so that nobody waits while it is traced."""
         self._source.seek(0)
-        self._logs = self._function(iter(self._source.dataset))
-        self._state.metrics.exchange(runtime.generation())
+        logs = self._function(iter(self._source.dataset))
+        self._logs = self._state.metrics.take_from(logs, runtime.generation())
         self.model.reset_metrics()
         self._state.restore()
 
@@ -203,7 +212,7 @@ class ElasticFit(keras.callbacks.Callback):
         while True:
             try:
                 logs = self._function(self._batches(place, iterator))
-                state.metrics.exchange(runtime.generation())
+                logs = state.metrics.take_from(logs, runtime.generation())
                 state.completed = before + 1
                 break
             except Exception as error:

@@ -7,6 +7,7 @@ it has counted. So the ranks exchange the states after each step, a few numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from tfdist import collectives
 from tfdist.training.metric_states import Snapshot, states_of
 
 _OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_ROWS = "tfdist_metric_rows"  # in the logs of a step
 
 
 def rows_of_next_ranks(
@@ -88,11 +90,11 @@ class MetricTable:
         self.rows: np.ndarray | tf.Tensor | None = None
         self.generation = 0
 
-        @tf.function(jit_compile=False, autograph=False)
         def exchange() -> tf.Tensor:
             return collectives.allgather(self._own_states()[tf.newaxis], name=name)
 
         self._exchange = exchange
+        self._exchange_alone = tf.function(exchange, jit_compile=False, autograph=False)
 
     def _own_states(self) -> tf.Tensor:
         """Returns the states of this process, of shape [number of states]."""
@@ -104,8 +106,28 @@ class MetricTable:
 
     def exchange(self, generation: int) -> None:
         """Exchanges the states of all ranks; all ranks call it."""
-        self.rows = self._exchange()
+        self.rows = self._exchange_alone()
         self.generation = generation
+
+    def with_exchange(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Exchanges the states in a traced step, and returns its logs for `take_from`.
+
+        The states do not depend on the gradients, so the exchange overlaps with the
+        backward pass.
+        """
+        return {**logs, _ROWS: self._exchange()}
+
+    def take_from(self, logs: dict[str, Any], generation: int) -> dict[str, Any]:
+        """Takes the states from the logs of a step; returns the logs without them.
+
+        A step without an exchange (`make_train_function` is the model's own) is
+        followed by one.
+        """
+        logs = dict(logs)
+        rows = logs.pop(_ROWS, None)
+        self.rows = self._exchange_alone() if rows is None else rows
+        self.generation = generation
+        return logs
 
     def reset(self, generation: int) -> None:
         """Notes that the metrics of all ranks were reset."""
