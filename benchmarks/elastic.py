@@ -7,7 +7,9 @@
 many with a commit after each. "cnn" is the model of the README.
 "resnet50" has the variables of ResNet-50 and SGD with momentum, but no backward pass:
 its step is the reduction and the update, so the share of the commits is larger than in
-a training. Reported: the median of the rounds' ratios, and their range.
+a training. "fit" trains the CNN with `model.fit`, in a job with `Elastic` between two
+jobs without it, whose ratio is the control. Reported: the median of the rounds' ratios,
+and their range.
 
 `kills` trains the CNN on three ranks and kills one of them now and then. The picture
 shows the images per second and the number of ranks over time.
@@ -33,9 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "recipes"), str(ROOT / "benchmarks")]
 IMAGE = ROOT / "docs" / "images" / "elastic.svg"
 STEPS = {"cnn": 100, "resnet50": 10}  # of a loop, in each round
+FIT_EPOCHS = 6  # the first one traces
 BATCH = 64
 KILLS = 2
 MANY_STEPS = 10**9
+CHOICES = ("cost", "kills", "cost-rank", "fit-rank", "kills-rank")
 BIN_S = 0.5
 WIDTH, HEIGHT, MARGIN = 760, 220, 24
 COLORS = {3: "#e07000", 2: "#4878a8"}
@@ -44,7 +48,7 @@ COLORS = {3: "#e07000", 2: "#4878a8"}
 def main() -> int:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["cost", "kills", "cost-rank", "kills-rank"])
+    parser.add_argument("what", choices=CHOICES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--folder", type=Path)
@@ -54,8 +58,11 @@ def main() -> int:
         for name in STEPS:
             own = ("--model", name, "--rounds", str(options.rounds))
             launch(2, "cost-rank", *own).wait()
+        measure_cost_of_fit(options.rounds)
     elif options.what == "cost-rank":
         measure_cost(options.model, options.rounds)
+    elif options.what == "fit-rank":
+        fit(options.folder)
     elif options.what == "kills":
         run_with_kills(options.seconds)
     else:
@@ -63,12 +70,13 @@ def main() -> int:
     return 0
 
 
-def launch(ranks: int, *words: str) -> subprocess.Popen[bytes]:
-    """Starts an elastic job of this file."""
+def launch(ranks: int, *words: str, is_elastic: bool = True) -> subprocess.Popen[bytes]:
+    """Starts a job of this file."""
     tfdistrun = [sys.executable, "-m", "tfdist.launch", "-np", str(ranks)]
     own = [sys.executable, str(Path(__file__).resolve()), *words]
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([*tfdistrun, "--min-np", "1", *own], env=environ)
+    tfdistrun += ["--min-np", "1"] if is_elastic else []
+    return subprocess.Popen([*tfdistrun, *own], env=environ)
 
 
 # ---- cost ----
@@ -182,6 +190,68 @@ def resnet50() -> tuple[Callable[[int], Any], list[Any]]:
         sgd.apply(tape.gradient(loss, variables), variables)
 
     return lambda _: train_step(), [sgd, *variables]
+
+
+def measure_cost_of_fit(rounds: int) -> None:
+    """Runs jobs with Elastic, each between two jobs without it."""
+    ratios, controls = [], []
+    for _ in range(rounds):
+        before, elastic, after = (
+            ms_of_fit(is_elastic=kind) for kind in (False, True, False)
+        )
+        ratios.append(2 * elastic / (before + after))
+        controls.append(after / before)
+        print(
+            f"fit: {before:.2f} and {after:.2f} ms a step, elastic {elastic:.2f} ms, "
+            f"ratio {ratios[-1]:.3f}, control {controls[-1]:.3f}; median of "
+            f"{len(ratios)}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+            f"{max(ratios):.3f})",
+            flush=True,
+        )
+
+
+def ms_of_fit(*, is_elastic: bool) -> float:
+    """Runs a job of `fit`, and returns the milliseconds of a step."""
+    with tempfile.TemporaryDirectory() as name:
+        job = launch(2, "fit-rank", "--folder", name, is_elastic=is_elastic)
+        if job.wait() != 0:
+            raise RuntimeError("the job failed")
+        return float((Path(name) / "ms").read_text())
+
+
+def fit(folder: Path) -> None:
+    """On each rank: fits the CNN; rank 0 writes the time of a step."""
+    import keras
+    import mnist_data
+    from mnist_fit import build_model
+
+    import tfdist
+
+    tfdist.init()
+    keras.utils.set_random_seed(1)
+    begins_s: list[float] = []
+    at_epoch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: begins_s.append(time.perf_counter())
+    )
+    ours = [tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()]
+    if "TFDIST_MEMBER" in os.environ:
+        ours.append(tfdist.callbacks.Elastic())
+    digits = mnist_data.load().train
+    model = build_model()
+    adam = keras.optimizers.Adam(1e-3)
+    model.compile(
+        tfdist.DistributedOptimizer(adam),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    train = tfdist.data.global_batches(digits, global_batch=BATCH)
+    callbacks = [*ours, at_epoch]
+    model.fit(train, epochs=FIT_EPOCHS, callbacks=callbacks, verbose=0)
+    if tfdist.rank() == 0:
+        # All epochs but the first, which traces, and the last.
+        seconds = [b - a for a, b in itertools.pairwise(begins_s)][1:]
+        ms = 1e3 * statistics.median(seconds) / len(train)
+        (folder / "ms").write_text(str(ms))
 
 
 # ---- kills ----
