@@ -35,6 +35,7 @@ class Referee:
         self.membership, self.world, self.settings = membership, world, settings
         self.wanted = settings["size"]
         self.room = settings["max_size"]  # for processes, the spares excluded
+        self.unwanted = set()  # processes on slots that were removed
         self.generation = 1
         self.ranks = {member: member for member in range(self.wanted)}
         self.live = set(range(self.wanted))
@@ -142,16 +143,18 @@ class Referee:
             self.leave_by_s.setdefault(member, limit_s)
         return self._check(self.membership.leave(member, now_s), now_s)
 
-    def resize(self, wanted, now_s):
+    def resize(self, slots, now_s, unwanted=frozenset()):
         is_over = self.stop is not None or self.has_finished() or self.is_ending
-        is_saved = self.preempted and not self.members()
-        if not is_over and not is_saved:
+        if not is_over and not self.preempting and not self.preempted:
             least, most = self.settings["min_size"], self.settings["max_size"]
-            size = max(least, min(most, wanted))
-            if size > self.wanted:
+            room = max(least, slots)
+            size = min(most, room)
+            if size > self.wanted or room > self.room or unwanted - self.unwanted:
                 self.start_failures = 0
-            self.wanted = size
-        return self._check(self.membership.resize(wanted, now_s), now_s)
+            self.wanted, self.room, self.unwanted = size, room, unwanted
+            for member in unwanted:
+                self.ready.pop(member, None)
+        return self._check(self.membership.resize(slots, now_s, unwanted), now_s)
 
     def set_room(self, room, lost, now_s):
         if room < self.room or not self.is_ending:
@@ -177,7 +180,7 @@ class Referee:
 
     def _update_slow(self, now_s):
         """Notes that the slow member leaves, or is not replaced any more."""
-        is_waiting = self.slow is not None and self.slow not in self.leaving()
+        is_waiting = self.slow is not None and self.slow not in self._going()
         if self.stop is not None or not is_waiting:
             return
         may_start = self.settings["max_restarts"] > 0
@@ -201,7 +204,7 @@ class Referee:
 
     def _most_spare(self):
         """How many newcomers are kept that have no place yet."""
-        is_waiting = self.slow in self.members() and self.slow not in self.leaving()
+        is_waiting = self.slow in self.members() and self.slow not in self._going()
         is_replaced = is_waiting and self.settings["max_restarts"] > 0
         return max(self.settings["spares"], is_replaced)
 
@@ -237,17 +240,32 @@ class Referee:
     def leaving(self):
         """The members that got SIGTERM or are replaced, and those that are too many.
 
-        If there are too many, a member that is to be replaced leaves first, and then
-        the highest ranks.
+        Members on removed slots leave as far as enough are left. If there are too many,
+        a member that is to be replaced leaves first, and then the highest ranks.
         """
         leaving = self.signalled()
         staying = self.members() - leaving - self.killed
+        joining = len(self.ready) if self.target() >= self._least() else 0
+        needed = max(1, self._least() - joining)
+        while (on_removed := staying & self.unwanted) and len(staying) > needed:
+            self._let_one_leave(on_removed, staying, leaving)
         while len(staying) > self.wanted:
-            highest = max(staying, key=lambda member: self.ranks[member])
-            leaver = self.slow if self.slow in staying else highest
-            staying.remove(leaver)
-            leaving.add(leaver)
+            on_removed = staying & self.unwanted
+            self._let_one_leave(on_removed or staying, staying, leaving)
         return leaving
+
+    def _let_one_leave(self, candidates, staying, leaving):
+        highest = max(candidates, key=lambda member: self.ranks[member])
+        leaver = self.slow if self.slow in candidates else highest
+        staying.remove(leaver)
+        leaving.add(leaver)
+
+    def _going(self):
+        """The members that leave now, or when others have joined."""
+        return self.leaving() | self.unwanted
+
+    def _least(self):
+        return self.settings["min_size"]
 
     def must_save(self):
         """Whether the members save and end when their round closes."""
@@ -269,7 +287,7 @@ class Referee:
         return bool(are_known) and self.program != request.program
 
     def _preparing(self):
-        gone = {*self.ranks, *self.ready, *self.killed, *self.refused}
+        gone = {*self.ranks, *self.ready, *self.killed, *self.refused, *self.unwanted}
         return self.live - gone - self.dismissed
 
     def target(self):
@@ -277,16 +295,22 @@ class Referee:
         return min(self.wanted, self.room)
 
     def _vacancies(self):
-        return max(0, self.target() - len(self.members() - self.leaving()))
+        return max(0, self.target() - len(self.members() - self._going()))
 
     def useless(self):
         """The newcomers that a job does not need any more, because it has shrunk."""
         needed = self._vacancies() + self._most_spare()
-        return [*self.ready, *sorted(self._preparing())][needed:]
+        newcomers = [*self.ready, *sorted(self._preparing())][needed:]
+        return [*self.misplaced(), *newcomers]
+
+    def misplaced(self):
+        """The newcomers on removed slots."""
+        newcomers = self.live - self.ranks.keys() - self.dismissed - self.killed
+        return newcomers & self.unwanted
 
     def _missing(self):
         """The number of processes that are missing as soon as members have left."""
-        there = self.live - self.dismissed - self.shed - self.leaving()
+        there = self.live - self.dismissed - self.shed - self._going()
         is_useful = self.wanted >= self.settings["min_size"]
         wanted = self.target() + self._most_spare() if is_useful else 0
         return max(0, wanted - len(there))
@@ -304,7 +328,12 @@ class Referee:
         return most - self.restarts + self._free_starts()
 
     def has_room(self):
-        return len(self.members()) < self.target()
+        return self._openings(self.members()) > 0
+
+    def _openings(self, members):
+        """How many newcomers can join; one if the only member is on a removed slot."""
+        is_last = len(members) == 1 and members <= self.unwanted
+        return max(self.target() - len(members), is_last)
 
     def _is_enough(self, members):
         there = min(self.target(), len(members) + len(self.ready))
@@ -376,7 +405,7 @@ class Referee:
             require(is_known, "newcomers are announced", self.ready)
         is_useful = self.wanted >= self.settings["min_size"]
         places = self.target() + self._most_spare()
-        if is_useful and len(self.live) < places:
+        if is_useful and len(self.live - self.unwanted) < places:
             require(not self._starts_left(), "lost members are replaced", self.live)
 
     def _check_answer(self, action, now_s):
@@ -395,7 +424,8 @@ class Referee:
             if not self._free_starts():
                 self.lost -= 1
                 self.restarts += 1
-        is_free = len(self.live) < self.target() + self._most_spare()
+        there = self.live - self.unwanted
+        is_free = len(there) < self.target() + self._most_spare()
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
@@ -417,7 +447,11 @@ class Referee:
             now_s >= self.leave_by_s.get(member, float("inf")),
             member not in self.ranks and self.must_save(),
         )
-        if "no longer needed" in action.reason:
+        if "removed its slot" in action.reason:
+            holds = member in self.misplaced()
+            require(holds, "newcomers on removed slots are killed", action)
+            self.shed.add(member)
+        elif "no longer needed" in action.reason:
             require(member in self.useless(), "useless newcomers are killed", action)
             self.shed.add(member)
         else:
@@ -538,6 +572,7 @@ class Referee:
                 self.leave_by_s.setdefault(member, limit_s)
         else:
             most = max(self.wanted, len(members) if self.leaving() else 0)
+            most = max(most, len(members) + max(0, self._openings(members)))
             fits = self.settings["min_size"] <= size <= most
             require(fits, "the size is between min_size and the wanted size", size)
             newest = max(self.requests[member].committed for member in members)
@@ -548,7 +583,7 @@ class Referee:
         joined = new.keys() - self.ranks.keys()
         require(members == new.keys() - joined, "every live member takes part", new)
         require(members <= self.requests.keys(), "all members have asked", new)
-        room = max(0, self.target() - len(members))
+        room = max(0, self._openings(members))
         first = {*[*self.ready][:room]}
         require(joined == first, "the first that are ready join", new, self.ready)
         require(not new.keys() & self.killed, "no killed member takes part", new)

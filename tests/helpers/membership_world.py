@@ -77,6 +77,8 @@ class World:
         membership: class of the membership that decides about the job.
     """
 
+    _has_faults = True
+
     def __init__(self, seed, membership=Membership):
         self.rng = rng = Random(seed)
         self.now_s = 0.0
@@ -84,7 +86,7 @@ class World:
         size = rng.randint(2, 8)
         self._growth = growth = Random(f"growth {seed}")
         self._hosts = Random(f"hosts {seed}")
-        self._has_resizes = growth.random() < 0.5
+        self._has_resizes = self._draw_resizes()
         # Otherwise a program ends its generation at once, as for newcomers.
         self._hands_over = not self._has_resizes or growth.random() < 0.7
         if self._has_resizes:
@@ -119,6 +121,10 @@ class World:
             self._in_process(self._delay_s(), process, self._arrive)
         self._carry_out(self.referee.begin(self.now_s))
 
+    def _draw_resizes(self):
+        """Returns whether the number of members that are wanted changes."""
+        return self._growth.random() < 0.5
+
     # ---- time ----
 
     def later(self, delay_s, do, *arguments):
@@ -139,7 +145,7 @@ class World:
             do(process, *arguments)
 
     def _delay_s(self):
-        slow = 20 if self.rng.random() < 0.03 else 1
+        slow = 20 if self._has_faults and self.rng.random() < 0.03 else 1
         return self._pace_s * slow * self.rng.random()
 
     # ---- facts for the referee ----
@@ -380,7 +386,7 @@ class World:
         """Ends the generation for members at its last step; others wait, or go on."""
         waits = False
         for process in generation.members:
-            if process.asked != generation.number:
+            if process.asked != generation.number or process.state != "running":
                 continue
             if process.end_at is None:
                 waits = True
@@ -425,7 +431,9 @@ class World:
         if process.generation == action.generation:
             process.end_at = action.committed
             if process.state == "running":
-                self._begin_step(self.generations[process.generation])
+                generation = self.generations[process.generation]
+                self._may_pass(generation)  # others may have gone before
+                self._begin_step(generation)
 
     def _wish_to_leave(self, process):
         self.later(self._delay_s(), self._on_wish, process.number)
@@ -489,7 +497,7 @@ class World:
             self._finish(process)
             return
         process.state = "leaving"
-        slow = not self.calm and self.rng.random() < 0.03
+        slow = self._has_faults and not self.calm and self.rng.random() < 0.03
         delay_s = self.rng.uniform(1, 150) if slow else self._delay_s()
         self._in_process(delay_s, process, self._ask, named)
 
@@ -569,6 +577,14 @@ class World:
             self._begin_step(generation)
 
     def _plan_faults(self):
+        times = self._draw_faults() + self._plan_resizes()
+        times += self._plan_losses_of_hosts()
+        self.last_fault_s = max(times, default=0.0) + 60.0
+        self.later(self.last_fault_s, self._begin_calm)
+        self.later(0.0, self._tick)
+
+    def _draw_faults(self):
+        """Plans faults of processes; returns the times."""
         rng = self.rng
         self._poisoned_step = rng.randint(0, 60) if rng.random() < 0.1 else -1
         self._death_at_start = rng.choice([0.0, 0.1, 0.3, 0.6])
@@ -595,11 +611,7 @@ class World:
                 kinds += ["slow"] * 100
             kind = rng.choice([*kinds, "all"])
             self.later(time_s, self._fault, kind)
-        times += self._plan_resizes()
-        times += self._plan_losses_of_hosts()
-        self.last_fault_s = max(times, default=0.0) + 60.0
-        self.later(self.last_fault_s, self._begin_calm)
-        self.later(0.0, self._tick)
+        return times
 
     def _plan_resizes(self):
         """Changes the wanted number of members; returns the times."""

@@ -73,8 +73,8 @@ class Job:
             )
         return actions
 
-    def resize(self, wanted):
-        return self.membership.resize(wanted, self.now_s)
+    def resize(self, slots, unwanted=()):
+        return self.membership.resize(slots, self.now_s, unwanted)
 
     def preempt(self):
         return self.membership.preempt(self.now_s)
@@ -1021,6 +1021,128 @@ def test_a_preempted_job_does_not_grow():
 def test_the_first_newcomer_of_a_job_of_one_rank_has_a_number_above_two_ranks():
     """Its program is shown two ranks, so that it is not rank 0 while it prepares."""
     assert members(Job(1, spares=1).membership.begin(0.0)) == [2]
+
+
+# ---- members on slots that were removed ----
+
+
+def test_members_on_removed_slots_leave_before_the_highest_ranks():
+    job = Job(4)
+    assert job.resize(3, unwanted={1}) == [AskStep(1)]
+    assert job.at_step(7, 0, 1, 2, 3) == [EndAt(1, 8)]
+    actions = job.ask(0, 1, 2, 3, committed=8)
+    assert members(of(Dismiss, actions)) == [1]
+    assert places(actions) == {0: 0, 3: 1, 2: 2}
+    assert job.lose(1) == [] and job.membership.restarts == 0
+
+
+def test_they_leave_also_if_the_size_does_not_change_and_others_are_started():
+    job = Job(4, max_restarts=0)
+    assert job.resize(6, unwanted={0, 3}) == [AskStep(1), Start(4), Start(5)]
+    actions = job.ask(0, 1, 2, 3)
+    assert members(of(Dismiss, actions)) == [0, 3]
+    job.lose(0, 3)
+    assert job.ready(4) == [Announce(2)]
+    assert places(job.ask(1, 2)) == {2: 0, 1: 1, 4: 2}
+    assert job.membership.restarts == 0
+
+
+def test_they_stay_until_enough_others_are_ready():
+    job = Job(2, min_size=2)
+    assert job.resize(2, unwanted={0, 1}) == [Start(2), Start(3)]
+    assert job.ready(3) == [AskStep(1)]
+    actions = job.ask(0, 1)
+    assert members(of(Dismiss, actions)) == [1]
+    assert places(actions) == {0: 0, 3: 1}
+    job.lose(1)
+    assert job.ready(2) == [AskStep(2)]
+    assert places(job.ask(0, 3)) == {3: 0, 2: 1}
+    assert job.lose(0) == [] and job.membership.restarts == 0
+
+
+def test_the_only_member_gives_its_state_before_it_leaves():
+    job = Job(1)
+    assert job.resize(1, unwanted={0}) == [Start(2)]
+    assert job.ready(2) == [Announce(1)]
+    actions = job.ask(0)
+    assert places(actions) == {0: 0, 2: 1} and actions[-1] == AskStep(2)
+    actions = job.ask(0, 2, committed=11)
+    assert members(of(Dismiss, actions)) == [0] and places(actions) == {2: 0}
+
+
+def test_a_newcomer_that_is_refused_takes_nobodys_place():
+    job = Job(2, min_size=2)
+    job.resize(2, unwanted={0, 1})
+    job.ready(2, program="other")
+    actions = job.ask(0, 1, program="mine")
+    assert members(of(Refuse, actions)) == [2] and not of(Dismiss, actions)
+    assert places(actions) == {0: 0, 1: 1}
+
+
+def test_a_newcomer_on_a_removed_slot_is_started_elsewhere():
+    job = Job(1, max_size=2, max_restarts=0)
+    assert job.resize(2) == [Start(2)]
+    [kill, start] = job.resize(2, unwanted={2})
+    assert kill == Kill(2, "the discovery script has removed its slot")
+    assert start == Start(3)
+    assert job.ready(2) == []
+    assert job.lose(2) == [] and job.membership.start_failures == 0
+
+
+def test_a_slot_that_is_added_again_keeps_its_member():
+    job = Job(3)
+    assert job.resize(2, unwanted={1}) == [AskStep(1)]
+    assert job.resize(3) == []
+    assert job.at_step(3, 0, 1, 2) == [EndAt(1, 4)]
+    assert places(job.ask(0, 1, 2)) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_member_that_is_lost_on_a_removed_slot_is_no_restart():
+    job = Job(2, min_size=1, max_restarts=0)
+    job.resize(2, unwanted={0, 1})
+    assert job.lose(1) == [Fail(1, 1, 1)]
+    job.ready(2, 3)
+    assert places(job.ask(0)) == {0: 0, 2: 1}
+    assert job.membership.restarts == 0
+
+
+def test_others_that_get_sigterm_leave_first():
+    """A member on a removed slot then stays, if it is needed."""
+    job = Job(3, min_size=2, max_restarts=0)
+    job.leave(0)
+    assert job.resize(2, unwanted={2}) == []
+    actions = job.ask(0, 1, 2)
+    assert members(of(Dismiss, actions)) == [0]
+    assert places(actions) == {2: 0, 1: 1}
+
+
+def test_a_slow_member_on_a_removed_slot_is_not_replaced_twice():
+    job = Job(2, min_size=2)
+    assert job.resize(2, unwanted={0, 1}) == [Start(2), Start(3)]
+    assert job.kept(1) == "it is already leaving"
+    job = Job(2, min_size=2)
+    assert job.replace(1) == [Start(2)]
+    assert job.resize(3, unwanted={1}) == []  # the process takes the same place
+    assert job.ready(2) == [AskStep(1)]
+    assert members(of(Dismiss, job.ask(0, 1))) == [1]
+
+
+def test_slots_do_not_change_a_job_that_is_preempted_or_ends():
+    job = Job(2)
+    job.preempt()
+    assert job.resize(2, unwanted={0, 1}) == []
+    job = Job(2)
+    job.finish(1)
+    assert job.resize(1, unwanted={0}) == []
+
+
+def test_new_slots_start_newcomers_again_after_several_have_failed():
+    job = Job(2, min_size=2)
+    job.resize(2, unwanted={0})
+    for newcomer in (2, 3, 4):
+        actions = job.lose(newcomer)
+    assert actions == []
+    assert job.resize(2, unwanted={0, 1}) == [Start(5), Start(6)]
 
 
 # ---- slow members of a job that grows or shrinks ----

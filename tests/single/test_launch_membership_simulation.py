@@ -454,28 +454,28 @@ class WaitsForLateLeavers(Membership):
 
 @broken
 class NeverGrows(Membership):
-    def resize(self, wanted, now_s):
-        return super().resize(min(wanted, self._size), now_s)
+    def resize(self, wanted, now_s, unwanted=()):
+        return super().resize(min(wanted, self._size), now_s, unwanted)
 
 
 @broken
 class NeverShrinks(Membership):
-    def resize(self, wanted, now_s):
-        return super().resize(max(wanted, self._size), now_s)
+    def resize(self, wanted, now_s, unwanted=()):
+        return super().resize(max(wanted, self._size), now_s, unwanted)
 
 
 @broken
 class GrowsWithoutLimit(Membership):
-    def resize(self, wanted, now_s):
+    def resize(self, wanted, now_s, unwanted=()):
         self._max_size = max(self._max_size, wanted)
-        return super().resize(wanted, now_s)
+        return super().resize(wanted, now_s, unwanted)
 
 
 @broken
 class ShrinksBelowMinSize(Membership):
-    def resize(self, wanted, now_s):
+    def resize(self, wanted, now_s, unwanted=()):
         least, self._min_size = self._min_size, 1
-        actions = super().resize(wanted, now_s)
+        actions = super().resize(wanted, now_s, unwanted)
         self._min_size = least
         return actions
 
@@ -484,9 +484,9 @@ class ShrinksBelowMinSize(Membership):
 class ChangesItsSizeAtTheEnd(Membership):
     """Replaces members that have finished if the job may grow."""
 
-    def resize(self, wanted, now_s):
+    def resize(self, wanted, now_s, unwanted=()):
         self._is_ending = False
-        return super().resize(wanted, now_s)
+        return super().resize(wanted, now_s, unwanted)
 
 
 @broken
@@ -550,8 +550,8 @@ class TooManyLeave(Membership):
 
 @broken
 class KillsMembersThatAreTooMany(Membership):
-    def resize(self, wanted, now_s):
-        actions = super().resize(wanted, now_s)
+    def resize(self, wanted, now_s, unwanted=()):
+        actions = super().resize(wanted, now_s, unwanted)
         if not self._is_over():
             for member in {*self._leaving()} - {*self._asked_to_leave()}:
                 actions += self._kill(member, "")
@@ -616,19 +616,19 @@ class CountsUselessNewcomersAsLost(Membership):
 class NeverTriesAgain(Membership):
     """Starts nobody in a job that grows if newcomers failed before."""
 
-    def resize(self, wanted, now_s):
+    def resize(self, wanted, now_s, unwanted=()):
         failures = self.start_failures
-        actions = super().resize(wanted, now_s)
+        actions = super().resize(wanted, now_s, unwanted)
         self.start_failures = failures
         return actions
 
 
 @broken
 class TriesAgainInASmallerJob(Membership):
-    def resize(self, wanted, now_s):
+    def resize(self, wanted, now_s, unwanted=()):
         if wanted < self._size:
             self.start_failures = 0
-        return super().resize(wanted, now_s)
+        return super().resize(wanted, now_s, unwanted)
 
 
 # ---- slow members of a job that grows or shrinks ----

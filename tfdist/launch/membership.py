@@ -18,9 +18,12 @@ all its members have committed (see `membership_handover`), and the member is di
 when the round closes. If the whole job gets SIGTERM, or too few members would be left,
 the members form a last generation, in which they save and end: the job is *preempted*.
 
-The wanted number of members can change (`Membership.resize`). If it grows, newcomers
-are started. If it shrinks, the members with the highest ranks leave in the same way as
-after SIGTERM, and newcomers that have no use any more are killed.
+The slots of the job can change (`Membership.resize`). If it grows, newcomers are
+started. If it shrinks, the members with the highest ranks leave in the same way as
+after SIGTERM, and newcomers that have no use any more are killed. Members on slots that
+were removed are *unwanted*: they leave before others, also if the size does not change,
+but only while enough members are left or ready. Newcomers are started in their places
+at once, on other slots.
 
 A member that is *slow* is replaced on request (`Membership.replace`). It leaves when a
 newcomer is ready to take its place. This may be a newcomer that was started because the
@@ -179,26 +182,33 @@ class Membership(MembershipState):
         self._unready.discard(member)
         return [*actions, *self._settle(now_s)]
 
-    def resize(self, wanted: int, now_s: float) -> list[Action]:
-        """Handles a change of the number of ranks that the job may have.
+    def resize(
+        self, room: int, now_s: float, unwanted: Collection[int] = ()
+    ) -> list[Action]:
+        """Handles a change of the slots that the job may use.
 
-        The new size is at least `min_size`, and at most `max_size`. It has no effect
-        once a member has ended with exit code 0: the training is at its end then.
+        The new size is the number of slots, but at least `min_size`, and at most
+        `max_size`. Nothing changes once a member has ended with exit code 0: the
+        training is at its end then.
 
-        A larger size starts a new series of newcomers: earlier ones that have failed
-        before they were ready do not count any more.
+        More places for newcomers start a new series of them: earlier ones that have
+        failed before they were ready do not count any more.
 
         Args:
-            wanted: number of ranks that there is room for.
+            room: number of slots.
             now_s: current time.
+            unwanted: processes on slots that were removed. Newcomers among them are
+                killed, and members leave as soon as others are there.
         """
-        size = min(max(wanted, self._min_size), self._max_size)
         is_ending = self._is_ending or self._is_preempting or self.preempted
-        if self._is_over() or is_ending or size == self._size:
+        if self._is_over() or is_ending:
             return []
-        if size > self._size:
+        room = max(room, self._min_size)
+        size = min(room, self._max_size)
+        is_more = size > self._size or room > self._room
+        if is_more or not self._unwanted.issuperset(unwanted):
             self.start_failures = 0
-        self._size = size
+        self._size, self._room, self._unwanted = size, room, {*unwanted}
         return self._settle(now_s)
 
     def set_room(
@@ -341,7 +351,7 @@ class Membership(MembershipState):
             self._opened_s = None
             actions += self._end_generation()
         self._losses = min(self._losses, self._missing())
-        while len(self._live) < self._wanted_processes() and self._may_start():
+        while self._needs_process() and self._may_start():
             if self._free_starts() == 0:
                 self._losses -= 1
                 self.restarts += 1
@@ -353,12 +363,15 @@ class Membership(MembershipState):
         actions: list[Action] = []
         for member in self._surplus_newcomers():
             self._surplus.add(member)
-            actions += self._kill(member, reasons.surplus(self._target()))
+            reason = reasons.surplus(self._target())
+            if member in self._unwanted:
+                reason = reasons.SLOT_REMOVED
+            actions += self._kill(member, reason)
         return actions
 
     def _let_slow_member_leave(self, now_s: float) -> None:
         """Lets a slow member leave as soon as a newcomer can take its place."""
-        if self._slow is None or self._slow in self._leaving():
+        if self._slow is None or self._is_going(self._slow):
             return
         if self._slow not in self._members() or not self._may_replace():
             self._slow = None
@@ -382,7 +395,7 @@ class Membership(MembershipState):
         was_asked = self._handovers.has_asked(self._generation)
         if self._is_preempting or self._leaving() or was_asked:
             return self._handovers.end_generation(self._generation, self._members())
-        has_room = len(self._members()) < self._target()
+        has_room = self._openings(self._members()) > 0
         if self._ready() and has_room and self._announced < self._generation:
             self._announced = self._generation
             return [Announce(self._generation)]
@@ -432,7 +445,7 @@ class Membership(MembershipState):
             return [*actions, *self._form_last(now_s)]
         actions += self._dismiss(committed, now_s)
         members = self._members()
-        newcomers = self._ready()[: max(0, self._target() - len(members))]
+        newcomers = self._ready()[: max(0, self._openings(members))]
         is_after_loss = len(members) < len(self._ranks.keys() - self.left)
         rounds = self._rounds_without_step
         if is_after_loss:

@@ -8,6 +8,7 @@ from tfdist.core.rendezvous.errors import numbers
 from tfdist.launch.membership_actions import START_FAILURES
 
 _RESUME = "Start the job again. It resumes only if the program restores a checkpoint."
+SLOT_REMOVED = "the discovery script has removed its slot"
 _FIND = "The output of the processes that failed shows the cause. "
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.launch import membership_reasons as reasons
 from tfdist.launch.membership_actions import START_FAILURES, Request
@@ -84,6 +84,7 @@ class MembershipState:
         self._min_size = min_size
         self._max_size = max_size
         self._room = max_size  # number of processes, spares excluded, that can run
+        self._unwanted: set[int] = set()  # processes on slots that were removed
         self._is_ending = False  # a member has ended with exit code 0
         self._max_restarts = max_restarts
         self._spares = spares
@@ -166,29 +167,54 @@ class MembershipState:
         return [m for m in self._members() if m in self._handovers.deadlines_s]
 
     def _leaving(self) -> list[int]:
-        """Returns the members that leave: on request, and because the job shrinks.
+        """Returns the members that leave: on request, and because the slots changed.
 
-        If it shrinks, a slow member that waits for its replacement leaves first, then
-        the members with the highest ranks.
+        Members on removed slots leave first, whatever the size of the job, as far as
+        `min_size` members are left. If the job shrinks, they are followed by a slow
+        member that waits for its replacement, then by those with the highest ranks.
         """
         asked = self._asked_to_leave()
         staying = [
             m for m in self._members() if m not in asked and m not in self._killed
         ]
-        staying.sort(key=lambda member: (member == self._slow, self._ranks[member]))
-        return [*asked, *staying[self._size :]]
+        staying.sort(
+            key=lambda member: (
+                member in self._unwanted,
+                member == self._slow,
+                self._ranks[member],
+            )
+        )
+        wanted = sum(member not in self._unwanted for member in staying)
+        most = min(self._size, max(wanted, self._fewest_staying()))
+        return [*asked, *staying[most:]]
+
+    def _fewest_staying(self) -> int:
+        """Returns how many members stay although their slots were removed.
+
+        Newcomers that are ready count as members. One member has to give them its
+        state.
+        """
+        is_joined = self._min_size <= self._target()
+        return max(1, self._min_size - (len(self._ready()) if is_joined else 0))
+
+    def _is_going(self, member: int | None) -> bool:
+        """Returns whether a member leaves, or will leave when others have joined."""
+        return member in self._unwanted or member in self._leaving()
 
     def _ready(self) -> list[int]:
         """Returns the newcomers that can join, in the order of their readiness."""
         return [
             member
             for member in self._requests
-            if member not in self._ranks and member not in self._killed
+            if member not in self._ranks
+            and member not in self._killed
+            and member not in self._unwanted
         ]
 
     def _preparing(self) -> list[int]:
         """Returns the newcomers that are not ready yet, but may become ready."""
-        return sorted(self._unready - self._killed - self._refused.keys())
+        gone = self._killed | self._unwanted | self._refused.keys()
+        return sorted(self._unready - gone)
 
     def _is_open(self) -> bool:
         """Returns whether a live member of the newest generation has sent a request."""
@@ -209,12 +235,23 @@ class MembershipState:
         return min(self._size, self._room)
 
     def _vacancies(self) -> int:
-        """Returns the number of places for newcomers in the next generation."""
-        return max(0, self._target() - len(self._members()) + len(self._leaving()))
+        """Returns the number of places for newcomers when all others have left."""
+        going = self._unwanted.union(self._leaving())
+        return max(
+            0, self._target() - len([m for m in self._members() if m not in going])
+        )
+
+    def _openings(self, members: Collection[int]) -> int:
+        """Returns how many newcomers can join these members.
+
+        One joins beside the last member on a removed slot, to take over its state.
+        """
+        is_last = len(members) == 1 and self._unwanted.issuperset(members)
+        return max(self._target() - len(members), int(is_last))
 
     def _wanted_spares(self) -> int:
         """Returns the number of newcomers that are kept for places not yet vacant."""
-        waits = self._slow in self._members() and self._slow not in self._leaving()
+        waits = self._slow in self._members() and not self._is_going(self._slow)
         return max(self._spares, waits and self._max_restarts > 0)
 
     def _surplus_newcomers(self) -> list[int]:
@@ -222,7 +259,9 @@ class MembershipState:
         if self._is_preempting or self.preempted:
             return []
         useful = self._vacancies() + self._wanted_spares()
-        return [*self._ready(), *self._preparing()][useful:]
+        newcomers = self._live - self._ranks.keys() - self._killed - self.left
+        misplaced = newcomers & self._unwanted
+        return [*sorted(misplaced), *[*self._ready(), *self._preparing()][useful:]]
 
     def _wanted_processes(self) -> int:
         """Returns the number of processes that the job is meant to have."""
@@ -230,10 +269,14 @@ class MembershipState:
         is_over = self._is_preempting or self.preempted or self._size < self._min_size
         return 0 if is_over else self._target() + self._wanted_spares()
 
+    def _needs_process(self) -> bool:
+        """Returns whether there are too few processes on the slots of the job."""
+        return len(self._live - self._unwanted) < self._wanted_processes()
+
     def _missing(self) -> int:
         """Returns the number of processes that are missing when members have left."""
-        there = self._live - self.left - self._surplus - set(self._leaving())
-        return max(0, self._wanted_processes() - len(there))
+        gone = self.left | self._surplus | self._unwanted | set(self._leaving())
+        return max(0, self._wanted_processes() - len(self._live - gone))
 
     def _may_start(self) -> bool:
         """Returns whether one more process may be started."""
@@ -248,7 +291,7 @@ class MembershipState:
         """
         if self._is_over() or self._is_preempting or self.preempted:
             return "the job is ending"
-        if member not in self._members() or member in self._leaving():
+        if member not in self._members() or self._is_going(member):
             return "it is already leaving"
         if member == self._slow:
             return "its replacement is being started"
