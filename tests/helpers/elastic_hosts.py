@@ -35,8 +35,13 @@ class Job:
         cls, folder: Path, hosts: Hosts, counts: tuple[int, ...], *options: str
     ) -> Job:
         """Starts a job on hosts with the given numbers of slots."""
+        return cls.start_with(folder, hosts, *options, *hosts.slots(*counts))
+
+    @classmethod
+    def start_with(cls, folder: Path, hosts: Hosts, *options: str) -> Job:
+        """Starts a job whose options say on which hosts it runs."""
         (folder / "hold").touch()
-        words = [*options, *hosts.slots(*counts), *hosts.ssh]
+        words = [*options, *hosts.ssh]
         program = [sys.executable, "-m", "helpers.elastic_client", str(folder), "1"]
         environ = {"TFDIST_ADDRESS": hosts.address}
         return cls(folder, start(folder, *words, *program, **environ))

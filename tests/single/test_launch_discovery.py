@@ -9,7 +9,7 @@ from helpers.deadline import deadline
 from helpers.launcher import until
 
 from tfdist.launch import binding, cli, processes
-from tfdist.launch.discovery import DiscoveryError, HostDiscovery, slots_of
+from tfdist.launch.discovery import DiscoveryError, HostDiscovery, hosts_of
 from tfdist.launch.options import elastic_error, parser
 from tfdist.launch.topology import Processor
 
@@ -19,31 +19,34 @@ from tfdist.launch.topology import Processor
 @pytest.mark.parametrize(
     ("text", "slots"),
     [
-        ("localhost:3", 3),
-        ("localhost\n", 1),
-        (f"{socket.gethostname()}:2\n", 2),
-        ("# a comment\n\n127.0.0.1:2\nlocalhost:1\n", 3),
+        ("localhost:3", [3]),
+        ("localhost\n", [1]),
+        (f"{socket.gethostname()}:2\n", [2]),
+        ("# a comment\n\n127.0.0.1:2\nlocalhost:1\n", [3]),
+        ("192.0.2.7:2\nlocalhost:1\n192.0.2.8\n", [2, 1, 1]),
+        ("192.0.2.7:2\n192.0.2.8:1\n192.0.2.7:1\n", [3, 1]),
     ],
 )
-def test_the_slots_of_this_host_are_found(text, slots):
-    assert slots_of(text, "find.sh") == slots
+def test_the_hosts_are_found_in_their_order(text, slots):
+    found = hosts_of(text, "find.sh")
+    assert [host.slots for host in found] == slots
+    assert [host.is_local for host in found] == ["192" not in h.name for h in found]
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
-        ("", "empty", "find.sh printed nothing; expected the slots of this host"),
+        ("", "empty", "find.sh printed nothing; expected lines with a host"),
         (" \n", "empty", "for example localhost:4"),
         ("localhost:many", "malformed", "expected"),
         ("localhost:0", "malformed", "a number of slots from 1"),
         ("?!", "malformed", "'?!' is not the name or address of a host"),
-        ("localhost:2\n192.0.2.7:2", "hosts", "the host 192.0.2.7, which is not this"),
-        ("192.0.2.7:2", "hosts", "For a job on several hosts"),
+        ("localhost:2\nhost:x", "malformed", "find.sh, line 2: expected a number"),
     ],
 )
 def test_other_output_is_an_error_that_says_what_was_expected(text, kind, says):
     with pytest.raises(DiscoveryError) as error:
-        slots_of(text, "find.sh")
+        hosts_of(text, "find.sh")
     assert says in str(error.value) and error.value.kind == kind
 
 
@@ -80,7 +83,7 @@ def script(tmp_path):
 def test_a_script_that_fails_or_hangs_is_an_error(script, text, kind, says):
     begin_s = time.monotonic()
     with pytest.raises(DiscoveryError) as error:
-        HostDiscovery(script(text), limit_s=0.3).first_slots()
+        HostDiscovery(script(text), limit_s=0.3).first_hosts()
     assert says in str(error.value) and error.value.kind == kind
     assert time.monotonic() - begin_s < 10.0
     assert not processes._outsiders
@@ -89,20 +92,24 @@ def test_a_script_that_fails_or_hangs_is_an_error(script, text, kind, says):
 def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
     file = tmp_path / "find.sh"
     with pytest.raises(DiscoveryError, match="no such file"):
-        HostDiscovery(str(file)).first_slots()
+        HostDiscovery(str(file)).first_hosts()
     file.write_text("echo localhost:2\n")
     with pytest.raises(DiscoveryError, match=r"not executable: chmod \+x"):
-        HostDiscovery(str(file)).first_slots()
+        HostDiscovery(str(file)).first_hosts()
     file.chmod(0o755)
     with pytest.raises(DiscoveryError, match="cannot be started: Exec format error"):
-        HostDiscovery(str(file)).first_slots()
+        HostDiscovery(str(file)).first_hosts()
+
+
+def slots_in(hosts):
+    return sum(host.slots for host in hosts)
 
 
 @deadline(30)
 def test_only_changes_are_reported_and_problems_of_a_kind_once(script, request):
     found = queue.SimpleQueue()
     discovery = HostDiscovery(script("echo localhost:2"), period_s=0.02)
-    assert discovery.first_slots() == 2
+    assert slots_in(discovery.first_hosts()) == 2
     request.addfinalizer(discovery.close)
     discovery.start(found.put)
 
@@ -114,7 +121,7 @@ def test_only_changes_are_reported_and_problems_of_a_kind_once(script, request):
         return first
 
     script("echo localhost:4")
-    assert reported() == 4
+    assert slots_in(reported()) == 4
     script("exit 1")
     assert reported().kind == "failed"
     script("true")
@@ -125,13 +132,13 @@ def test_only_changes_are_reported_and_problems_of_a_kind_once(script, request):
     script("true")
     assert reported().kind == "empty"
     script("echo localhost:1")
-    assert reported() == 1
+    assert slots_in(reported()) == 1
 
 
 @deadline(20)
 def test_a_script_that_runs_is_killed_at_the_end(script, tmp_path):
     discovery = HostDiscovery(script("echo localhost:2"), period_s=0.0)
-    discovery.first_slots()
+    discovery.first_hosts()
     script(f"touch {tmp_path}/runs; sleep 60")
     discovery.start(lambda found: None)
     until(lambda: (tmp_path / "runs").exists(), 10.0)
@@ -177,15 +184,15 @@ def test_max_np_without_a_script_may_be_np():
 def discover(script, *words):
     words = ["-np", "2", *words, "--host-discovery-script", script, "true"]
     options = parser().parse_args(words)
-    return options, cli._discover(options)
+    return options, *cli._discover(options)
 
 
 def test_the_job_starts_with_all_slots_up_to_max_np(script, capsys):
     file = script("echo localhost:8")
-    options, discovery = discover(file, "--min-np", "1", "--max-np", "4")
+    options, discovery, _ = discover(file, "--min-np", "1", "--max-np", "4")
     assert options.size == 4 and discovery.script == file
     assert "has 8 slots: the job starts with 4 ranks" in capsys.readouterr().err
-    options, _ = discover(file, "--min-np", "1")
+    options, _, _ = discover(file, "--min-np", "1")
     assert options.size == options.max_size == 2
     assert not capsys.readouterr().err
 
@@ -193,7 +200,7 @@ def test_the_job_starts_with_all_slots_up_to_max_np(script, capsys):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("echo localhost:1", "printed 1 slot for this host, but the job needs -np 2"),
+        ("echo localhost:1", "printed 1 slot, but the job needs -np 2"),
         ("true", "find.sh printed nothing; expected"),
     ],
 )
@@ -206,10 +213,20 @@ def test_the_first_answer_has_to_be_good_enough(script, capsys, text, says):
 def test_processors_are_divided_for_all_ranks_that_there_may_be(script, monkeypatch):
     four = [Processor(socket=0, node=0, core=n, number=n) for n in range(4)]
     monkeypatch.setattr(binding, "own", lambda: four)
-    options, _ = discover(
+    options, _, hosts = discover(
         *(script("echo localhost:2"), "--min-np", "1", "--max-np", "4"),
         *("--bind-to", "slice"),
     )
-    plan = cli._plan(options)
-    assert len(plan.places) == 2 and plan.max_size == 4
-    assert plan.bound == {rank: (rank,) for rank in range(4)}
+    plan = cli._plan(options, hosts)
+    assert len(plan.places) == len(plan.slots) == 2 and plan.max_size == 4
+    assert plan.bound == {0: [(rank,) for rank in range(4)]}
+
+
+def test_the_job_starts_on_the_hosts_that_the_script_lists(script, capsys):
+    file = script("echo 192.0.2.7:2; echo localhost:9; echo 192.0.2.8:1")
+    options, _, hosts = discover(file, "--min-np", "1", "--max-np", "4")
+    assert "hosts have 12 slots: the job starts with 4 ranks" in capsys.readouterr().err
+    plan = cli._plan(options, hosts)
+    assert [place.host for place in plan.places] == [0, 0, 1, 1]
+    assert [slot.host for slot in plan.slots] == [0, 0, 1, 1, 1, 1, 2]
+    assert plan.remote == [0, 2] and plan.can_get_hosts

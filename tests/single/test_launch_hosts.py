@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tfdist.core import allocator
 from tfdist.core.rendezvous.address import own_address, route_to
 from tfdist.core.rendezvous.errors import RendezvousError
-from tfdist.launch import agent, agent_protocol, hosts, job, options, remote
+from tfdist.launch import agent, agent_job, agent_protocol, hosts, options, remote
 from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
 
 
@@ -228,24 +228,26 @@ def test_only_what_is_needed_crosses():
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_VAR_x": "1",
     }
-    crossed = job.crossing(here, {"TF_NUM_INTEROP_THREADS": "2"})
+    crossed = agent_job.crossing(here, {"TF_NUM_INTEROP_THREADS": "2"})
     assert crossed == {
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": "src",
         "TFDIST_TIMEOUT_S": "9",
         "TF_NUM_INTEROP_THREADS": "2",
     }
-    assert job.missed(here, crossed) == ["OMP_NUM_THREADS"]
+    assert agent_job.missed(here, crossed) == ["OMP_NUM_THREADS"]
     everywhere = allocator.settings({})
-    assert job.missed({**here, **everywhere}, crossed) == ["OMP_NUM_THREADS"]
+    assert agent_job.missed({**here, **everywhere}, crossed) == ["OMP_NUM_THREADS"]
     changed = {**here, **everywhere, allocator.USE_BFC: "false"}
     expected = ["OMP_NUM_THREADS", allocator.USE_BFC]
-    assert job.missed(changed, crossed) == expected
+    assert agent_job.missed(changed, crossed) == expected
 
 
 @pytest.mark.parametrize("choice", ["10.0.0.0/8", "eth1"])
 def test_a_network_or_interface_is_chosen_for_all_hosts_alike(choice):
-    assert job.crossing({"TFDIST_ADDRESS": choice}, {})["TFDIST_ADDRESS"] == choice
+    assert (
+        agent_job.crossing({"TFDIST_ADDRESS": choice}, {})["TFDIST_ADDRESS"] == choice
+    )
 
 
 def test_the_other_hosts_own_variables_stay_and_stale_ones_go():
@@ -345,7 +347,7 @@ def checks(tmp_path, **changes):
         "cwd": str(tmp_path),
         "command": ["sh"],
         "ranks": [{"rank": 0}],
-        "slots": [0],
+        "slots": 1,
         "size": 1,
         "shm_bytes": 0,
         "store": "127.0.0.1:1",

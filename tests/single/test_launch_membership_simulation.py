@@ -1,6 +1,6 @@
 """Simulated elastic jobs keep the rules of `tfdist.launch.membership`. Pure, seeded.
 
-A violation names its seed: `World(seed).run()` replays it. That the simulation sees
+A violation names its seed: `world_of(seed).run()` replays it. That the simulation sees
 violations is tested with memberships that break one rule each.
 """
 
@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers.membership_hosts import HostsWorld, ScriptWorld
 from helpers.membership_referee import Violation
 from helpers.membership_world import World
 
@@ -19,14 +20,20 @@ from tfdist.launch.membership_state import START_FAILURES
 SEEDS = 300
 SLOW_SEEDS = 20_000
 BROKEN_SEEDS = 2000  # within so many, the violation of a rule is found
-BROKEN = []  # memberships, each of which breaks a rule
+BROKEN = {}  # memberships, each of which breaks a rule: where that is found
 # Parts of the reasons for which jobs stop.
 STOPS = ("--min-np", "have room", "repeat", "not received", "of generation")
 
 
+def world_of(seed, membership=Membership):
+    """The world of a seed: in each third one, the hosts and their slots change."""
+    kind = HostsWorld if seed % 3 == 2 else World
+    return kind(seed, membership)
+
+
 def run(seed, membership=Membership):
     """Runs one world; a violation, and any other error, names its seed."""
-    world = World(seed, membership)
+    world = world_of(seed, membership)
     try:
         return world, world.run()
     except Exception as error:
@@ -61,6 +68,38 @@ def test_no_simulated_job_breaks_a_rule_in_many_worlds():
         run(seed)
 
 
+def run_script(seed, membership=Membership):
+    """Runs a world in which only the slots change."""
+    world = ScriptWorld(seed, membership)
+    try:
+        outcome = world.run()
+    except Exception as error:
+        raise Violation(f"seed {seed}: {error!r}") from error
+    return world, outcome
+
+
+def check_script(seed, membership=Membership):
+    """Checks that a change of the slots alone neither ends ranks nor counts as loss."""
+    world, outcome = run_script(seed, membership)
+    if outcome != "finished" or world.referee.restarts:
+        raise Violation(f"seed {seed}: {outcome}, {world.referee.stop}")
+    return world
+
+
+def test_no_script_ends_a_job_or_its_ranks():
+    moved = 0
+    for seed in range(SEEDS):
+        world = check_script(seed)
+        moved += bool(world.referee.unwanted & world.referee.dismissed)
+    assert moved > SEEDS / 10
+
+
+@pytest.mark.slow
+def test_no_script_ends_a_job_or_its_ranks_in_many_worlds():
+    for seed in range(SEEDS, SEEDS + SLOW_SEEDS):
+        check_script(seed)
+
+
 def test_a_seed_decides_everything():
     for seed in range(20):
         first, second = run(seed)[0], run(seed)[0]
@@ -72,7 +111,12 @@ def test_a_seed_decides_everything():
 
 
 def broken(membership):
-    BROKEN.append(membership)
+    BROKEN[membership] = world_of
+    return membership
+
+
+def broken_on_hosts(membership):
+    BROKEN[membership] = HostsWorld
     return membership
 
 
@@ -631,6 +675,79 @@ class TriesAgainInASmallerJob(Membership):
         return super().resize(wanted, now_s, unwanted)
 
 
+# ---- removed slots ----
+
+
+@broken_on_hosts
+class KeepsMembersOnRemovedSlots(Membership):
+    def resize(self, room, now_s, unwanted=()):
+        return super().resize(room, now_s)
+
+
+@broken_on_hosts
+class LeavesRemovedSlotsBelowMinSize(Membership):
+    """Lets members on removed slots leave although too few are left without them."""
+
+    def _fewest_staying(self):
+        return 1
+
+
+@broken_on_hosts
+class WaitsUntilNewcomersHaveJoined(Membership):
+    """Does not count newcomers that are ready: they wait for the places."""
+
+    def _fewest_staying(self):
+        return self._min_size
+
+
+@broken_on_hosts
+class KeepsNobodyThatHasTheState(Membership):
+    """Lets all members leave when enough newcomers are ready."""
+
+    def _fewest_staying(self):
+        return super()._fewest_staying() - 1
+
+
+@broken_on_hosts
+class TheHighestRanksLeaveRemovedSlots(Membership):
+    """Lets as many members leave as have to, but others."""
+
+    def _leaving(self):
+        asked = self._asked_to_leave()
+        count = len(super()._leaving()) - len(asked)
+        others = [m for m in self._members() if m not in {*asked, *self._killed}]
+        others.sort(key=lambda member: (member == self._slow, self._ranks[member]))
+        return [*asked, *others[len(others) - count :]]
+
+
+@broken_on_hosts
+class KeepsNewcomersOnRemovedSlots(Membership):
+    def _surplus_newcomers(self):
+        return [m for m in super()._surplus_newcomers() if m not in self._unwanted]
+
+
+@broken_on_hosts
+class WaitsUntilRemovedSlotsAreEmpty(Membership):
+    """Starts nobody beside members that stay until others have joined."""
+
+    def _needs_process(self):
+        return len(self._live) < self._wanted_processes()
+
+
+@broken_on_hosts
+class CannotMoveTheLastMember(Membership):
+    def _openings(self, members):
+        return self._target() - len(members)
+
+
+@broken_on_hosts
+class ReplacesSlowMembersOnRemovedSlots(Membership):
+    """Starts one more process for a slow member that leaves anyway."""
+
+    def _is_going(self, member):
+        return member in self._leaving()
+
+
 # ---- slow members of a job that grows or shrinks ----
 
 
@@ -693,7 +810,7 @@ class ReplacesSlowMembersByThoseThatGrow(Membership):
 def test_the_simulation_finds_a_broken_rule(membership):
     for seed in range(BROKEN_SEEDS):
         try:  # not `run`: an error of the broken membership itself finds nothing
-            World(seed, membership).run()
+            BROKEN[membership](seed, membership).run()
         except Violation:
             return
     pytest.fail(f"no violation in {BROKEN_SEEDS} worlds")

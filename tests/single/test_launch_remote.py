@@ -56,8 +56,7 @@ def connect(tmp_path):
 def prepared(connections, timeout_s):
     signals = Signals()
     try:
-        jobs = [{}] * len(connections)
-        return remote.prepare_all(connections, jobs, signals, timeout_s=timeout_s)
+        return remote.prepare_all(connections, signals, timeout_s=timeout_s)
     finally:
         signals.close()
 

@@ -105,7 +105,7 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
             "same programs on all hosts, or give the path",
             127,
         )
-    own = min(len(job["slots"]), int(job["size"]))
+    own = min(int(job["slots"]), int(job["size"]))
     found = preflight.check(
         own,
         shm_bytes=job["shm_bytes"],
@@ -177,7 +177,7 @@ class Agent:
         )
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
-        self._bound: dict[int, tuple[int, ...]] = {}
+        self._bound: list[tuple[int, ...]] = []
         self._stopped: frozenset[int] = frozenset()  # ranks, as reported
         self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
@@ -341,7 +341,7 @@ class Agent:
         environ = rank_environ(os.environ, job["environ"], job["path"])
         try:
             warnings = prepare(job, environ)
-            self._bound = binding.here(job["slots"], job["bind_to"])
+            self._bound = binding.here(int(job["slots"]), job["bind_to"])
         except (PrepareError, binding.BindingError) as error:
             self._say(event="error", text=str(error), code=getattr(error, "code", 2))
             return
@@ -356,7 +356,7 @@ class Agent:
         self._say(
             event="ready",
             warnings=warnings,
-            bound=list(self._bound.items()),
+            bound=self._bound,
             threads=environ.get(binding.THREADS, ""),
         )
 
@@ -383,7 +383,9 @@ class Agent:
         Raises:
             OSError: no process or descriptor is available.
         """
-        binds = self._job["bind_to"] != "none"
+        processors = None
+        if self._job["bind_to"] != "none":
+            processors = binding.of_slot(self._bound, int(told["slot"]))
         self._loop.start(
             member,
             _FrameStream(self._out, agent_protocol.STDOUT, member),
@@ -391,7 +393,7 @@ class Agent:
             command=self._job["command"],
             environ={**self._environ, **told["variables"]},
             terminal_columns=told["terminal_columns"],
-            processors=self._bound[int(told["slot"])] if binds else None,
+            processors=processors,
         )
         pid = self._loop.running[member].process.pid
         self._say(event="started", rank=member, pid=pid)

@@ -97,18 +97,27 @@ def _too_many(
     )
 
 
-def here(ranks: Sequence[int], kind: str) -> dict[int, tuple[int, ...]]:
-    """Divides the processors of this process among ranks of this host.
+def here(slots: int, kind: str) -> list[tuple[int, ...]]:
+    """Divides the processors of this process among the slots of this host.
 
     Returns:
-        Processor numbers, by rank.
+        Processor numbers, in the order of the slots.
 
     Raises:
         BindingError: as in `divide`.
     """
-    if not ranks:
-        return {}
-    return dict(zip(ranks, divide(own(), len(ranks), kind), strict=True))
+    return divide(own(), slots, kind) if slots else []
+
+
+def of_slot(bound: Sequence[Sequence[int]], index: int) -> Sequence[int]:
+    """Returns the processors of one slot.
+
+    Args:
+        bound: processors of the slots that the host had when it was added.
+        index: number of the slot. Slots that were added later share the processors of
+            the first ones.
+    """
+    return bound[index % len(bound)]
 
 
 def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> list[str]:

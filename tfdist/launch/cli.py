@@ -11,7 +11,6 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tfdist.core import native
@@ -22,8 +21,9 @@ from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
 from tfdist.launch.discovery import DiscoveryError, HostDiscovery
 from tfdist.launch.horovod import mode, variables
-from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
-from tfdist.launch.job import HostsFailedError, Job, Plan
+from tfdist.launch.host_pool import HostsFailedError
+from tfdist.launch.hosts import Host, HostsError, Slot, mark_local, places, slots_of
+from tfdist.launch.job import Job, Plan
 from tfdist.launch.options import (
     chosen_hosts,
     elastic_error,
@@ -70,8 +70,12 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
     return command
 
 
-def _plan(options: Namespace) -> Plan:
+def _plan(options: Namespace, discovered: Sequence[Host]) -> Plan:
     """Assigns the ranks to hosts, and the processors of this host to its ranks.
+
+    Args:
+        options: options of the command line.
+        discovered: the hosts that the discovery script lists; empty without a script.
 
     Raises:
         SystemExit: with code 2.
@@ -81,50 +85,61 @@ def _plan(options: Namespace) -> Plan:
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        free = _free_places(hosts, options.size, most) if options.min_size else []
-        plan = Plan(hosts, places(hosts, options.size), most, free)
-        here = [number for host in plan.local_hosts for number in plan.slots_on(host)]
-        return replace(plan, bound=binding.here(here, options.bind_to))
+        hosts = list(discovered) or hosts
+        ranks = places(hosts, options.size)
+        slots = [Slot(place.host, place.local_rank) for place in ranks]
+        if options.min_size is not None:
+            slots = slots_of(hosts, most)
+        bound = {
+            number: binding.here(_parts(hosts, slots, number, most), options.bind_to)
+            for number, host in enumerate(hosts)
+            if host.is_local
+        }
+        return Plan(hosts, ranks, most, slots, bound, can_get_hosts=bool(discovered))
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
 
 
-def _free_places(hosts: Sequence[Host], size: int, most: int) -> list[Place]:
-    """Returns the places that an elastic job leaves free at the start.
+def _parts(hosts: Sequence[Host], slots: Sequence[Slot], number: int, most: int) -> int:
+    """Returns among how many slots this host's processors are divided.
 
-    Args:
-        hosts: the hosts.
-        size: number of ranks at the start.
-        most: largest number of ranks, and so of useful slots on one host.
+    An elastic job that only has this host can grow to `most` ranks here.
     """
-    room = [replace(host, slots=min(host.slots, most)) for host in hosts]
-    return places(room, sum(host.slots for host in room))[size:]
+    own = sum(slot.host == number for slot in slots)
+    is_alone = len(hosts) == 1
+    return most if is_alone and own < most else own
 
 
-def _discover(options: Namespace) -> HostDiscovery | None:
-    """Sets the number of ranks to that which the discovery script finds, if given.
+def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
+    """Runs the discovery script, if given, and sets the number of ranks.
+
+    Returns:
+        The discovery, and the hosts that the script lists.
 
     Raises:
         SystemExit: with code 2.
     """
     if options.discovery_script is None:
-        return None
+        return None, []
     discovery = HostDiscovery(options.discovery_script)
     try:
-        slots = discovery.first_slots()
+        hosts = discovery.first_hosts()
     except DiscoveryError as error:
         wrong: str | None = str(error)
     else:
+        slots = sum(host.slots for host in hosts)
         wrong = _slots_error(options, slots)
     if wrong is not None:
         complain(wrong)
         raise SystemExit(_USAGE_ERROR)
     options.max_size = options.max_size or options.size
     if (size := min(slots, options.max_size)) > options.size:
-        complain(f"this host has {slots} slots: the job starts with {size} ranks")
+        is_only_here = len(hosts) == 1 and hosts[0].is_local
+        who = "this host has" if is_only_here else "the hosts have"
+        complain(f"{who} {slots} slots: the job starts with {size} ranks")
         options.size = size
-    return discovery
+    return discovery, hosts
 
 
 def _slots_error(options: Namespace, slots: int) -> str | None:
@@ -132,9 +147,9 @@ def _slots_error(options: Namespace, slots: int) -> str | None:
     if slots >= options.size:
         return None
     return (
-        f"{options.discovery_script} printed {slots} slot{'s' if slots > 1 else ''} "
-        f"for this host, but the job needs -np {options.size} to start: give a smaller "
-        "-np, or start the job when there is more room"
+        f"{options.discovery_script} printed {slots} slot{'s' if slots > 1 else ''}, "
+        f"but the job needs -np {options.size} to start: give a smaller -np, or start "
+        "the job when there is more room"
     )
 
 
@@ -201,8 +216,7 @@ def _check_machine(plan: Plan) -> int:
     except native.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
-    here = sum(len(plan.slots_on(host)) for host in plan.local_hosts)
-    here = min(here, plan.max_size)
+    here = min(sum(map(len, plan.bound.values())), plan.max_size)
     found = preflight.check(
         here, shm_bytes=shm_bytes, world=plan.max_size, at_start=len(plan.local)
     )
@@ -270,13 +284,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong := elastic_error(options):
         complain(wrong)
         return _USAGE_ERROR
-    discovery = _discover(options)
-    plan = _plan(options)
+    discovery, discovered = _discover(options)
+    plan = _plan(options, discovered)
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local_hosts))
     shm_bytes = _check_machine(plan)
-    if not plan.remote and (names := without_effect(options)):
+    can_be_remote = plan.remote or plan.can_get_hosts
+    if not can_be_remote and (names := without_effect(options)):
         complain(f"warning: no effect, as all ranks run here: {', '.join(names)}")
     options.signal_grace_s = signal_grace_s(options, os.environ)
     os.environ["TFDIST_SIGNAL_GRACE_S"] = f"{options.signal_grace_s:g}"  # for the ranks

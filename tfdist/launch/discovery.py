@@ -1,4 +1,4 @@
-"""Asks a script of the user how many ranks an elastic job may have."""
+"""Asks a script of the user which hosts and slots an elastic job may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.launch.failure_summary import describe_code
-from tfdist.launch.hosts import HostsError, mark_local, parse_file
+from tfdist.launch.hosts import Host, HostsError, mark_local, parse_file
 from tfdist.launch.processes import end_outsider, start_outsider
 
 PERIOD_S = 1.0  # from the end of a run of the script to the next one
@@ -35,37 +35,29 @@ class DiscoveryError(Exception):
         self.kind = kind
 
 
-def slots_of(text: str, script: str) -> int:
-    r"""Returns the slots of this host in the output of a discovery script.
+def hosts_of(text: str, script: str) -> list[Host]:
+    r"""Returns the hosts in the output of a discovery script.
 
     Args:
-        text: the output: lines `host:slots` or `host` (one slot).
+        text: the output: lines `host:slots` or `host` (one slot). The slots of a host
+            that is named twice are added.
         script: the script, for messages.
 
     Raises:
-        DiscoveryError: the output is empty or malformed, or it names another host.
+        DiscoveryError: the output is empty or malformed.
 
     Example:
-        >>> from tfdist.launch.discovery import slots_of
-        >>> slots_of("localhost:3\n", "./find.sh")
-        3
+        >>> from tfdist.launch.discovery import hosts_of
+        >>> [(host.name, host.slots) for host in hosts_of("localhost:3\n", "find.sh")]
+        [('localhost', 3)]
     """
-    expected = "expected the slots of this host, for example localhost:4"
+    expected = "expected lines with a host and its slots, for example localhost:4"
     if not text.strip():
         raise DiscoveryError("empty", f"{script} printed nothing; {expected}")
     try:
-        found = mark_local(parse_file(text, script))
+        return mark_local(parse_file(text, script))
     except HostsError as error:
         raise DiscoveryError("malformed", f"{error}; {expected}") from None
-    others = [host.name for host in found if not host.is_local]
-    if others:
-        raise DiscoveryError(
-            "hosts",
-            f"{script} printed the host {others[0]}, which is not this host; "
-            f"{expected}, and no other host. For a job on several hosts, which does "
-            "not grow, use -H",
-        )
-    return found[0].slots
 
 
 class HostDiscovery:
@@ -85,11 +77,12 @@ class HostDiscovery:
         self._limit_s = limit_s
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
-        self._slots = 0  # the last answer that could be used
+        self._hosts: list[Host] = []  # the last answer that could be used
+        self._parsed: tuple[str | None, list[Host]] = (None, [])  # the last output
         self._problem = ""  # kind of the problem since then
 
-    def first_slots(self) -> int:
-        """Runs the script once; returns the number of slots of this host.
+    def first_hosts(self) -> list[Host]:
+        """Runs the script once; returns the hosts and their slots.
 
         Raises:
             DiscoveryError: the script gave no answer that can be used.
@@ -101,15 +94,15 @@ class HostDiscovery:
         if not os.access(path, os.X_OK):
             message = f"{self.script} is not executable: chmod +x {self.script}"
             raise DiscoveryError("start", message)
-        self._slots = self._ask()
-        return self._slots
+        self._hosts = self._ask()
+        return self._hosts
 
-    def start(self, report: Callable[[int | DiscoveryError], None]) -> None:
+    def start(self, report: Callable[[list[Host] | DiscoveryError], None]) -> None:
         """Begins to run the script on a thread.
 
         Args:
-            report: function that is called on this thread with the number of slots when
-                it has changed, and with the first problem of a kind.
+            report: function that is called on this thread with the hosts when they or
+                their slots have changed, and with the first problem of a kind.
         """
 
         def run() -> None:
@@ -129,18 +122,18 @@ class HostDiscovery:
         if self._thread is not None:
             self._thread.join()
 
-    def _look(self) -> int | DiscoveryError | None:
+    def _look(self) -> list[Host] | DiscoveryError | None:
         """Runs the script; returns what has changed since the last run, if anything."""
         try:
-            slots = self._ask()
+            hosts = self._ask()
         except DiscoveryError as error:
             is_new, self._problem = error.kind != self._problem, error.kind
             return error if is_new else None
-        is_new, self._slots = slots != self._slots, slots
+        is_new, self._hosts = hosts != self._hosts, hosts
         self._problem = ""
-        return slots if is_new else None
+        return hosts if is_new else None
 
-    def _ask(self) -> int:
+    def _ask(self) -> list[Host]:
         try:
             process = start_outsider([str(Path(self.script).absolute())])
         except OSError as error:
@@ -159,7 +152,9 @@ class HostDiscovery:
             raise DiscoveryError(
                 "failed", f"{self.script} failed ({describe_code(code)}){cause}"
             )
-        return slots_of(output, self.script)
+        if output != self._parsed[0]:  # otherwise, look up no names again
+            self._parsed = (output, hosts_of(output, self.script))
+        return self._parsed[1]
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[str, str]:
         """Reads standard output and standard error up to their ends."""

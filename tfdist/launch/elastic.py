@@ -8,12 +8,12 @@ answers, starts replacements and kills processes that must not go on.
 from __future__ import annotations
 
 import os
-import queue
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tfdist.core.rendezvous.errors import numbers
 from tfdist.core.rendezvous.failure_report import PREFIX as REPORTS
 from tfdist.core.rendezvous.store import (
     LEAVES,
@@ -26,7 +26,6 @@ from tfdist.core.rendezvous.store import (
     change_key,
     end_key,
     failure_key,
-    is_for_launcher,
     join_key,
     leave_key,
     prefix_of_generation,
@@ -34,7 +33,8 @@ from tfdist.core.rendezvous.store import (
     step_of,
 )
 from tfdist.launch.discovery import DiscoveryError
-from tfdist.launch.hosts import places_of
+from tfdist.launch.elastic_receiver import DISCOVERED, Receiver
+from tfdist.launch.hosts import Host, places_of
 from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import (
     START_FAILURES,
@@ -53,7 +53,8 @@ from tfdist.launch.membership_actions import (
 )
 from tfdist.launch.output import complain
 
-_DISCOVERED = "discovered"
+if TYPE_CHECKING:
+    from tfdist.launch.host_pool import HostPool
 
 
 class Processes(Protocol):
@@ -68,56 +69,11 @@ class Processes(Protocol):
     def stopped(self) -> Collection[int]:
         """Returns the members whose processes are stopped (SIGSTOP)."""
 
-    def host_of(self, member: int) -> int:
-        """Returns the index of a member's host."""
-
-    def host_name(self, member: int) -> str:
-        """Returns the name of a member's host; "" if the job only has this one."""
-
-    def lose_host(self, name: str) -> int:
-        """Removes a host; returns the number of remaining slots."""
-
     def formed(self, ranks: Mapping[int, int]) -> None:
         """Notes the members of a new generation, and their ranks."""
 
     def end_job(self) -> None:
         """Ends all ranks soon."""
-
-
-class Receiver:
-    """Takes messages on other threads, for the thread of the supervisor."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def put(self, key: str, value: Any) -> None:
-        """Is called on the store's thread with each key that a rank sets."""
-        if is_for_launcher(key):
-            self._put(key, value)
-
-    def discovered(self, found: int | DiscoveryError) -> None:
-        """Takes what a discovery script has found."""
-        self._put(_DISCOVERED, found)
-
-    def _put(self, key: str, value: Any) -> None:
-        self._queue.put((key, value))
-        os.eventfd_write(self.fd, 1)
-
-    def take(self) -> list[tuple[str, Any]]:
-        """Returns the messages that have come, in order."""
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
-        found = []
-        while not self._queue.empty():
-            found.append(self._queue.get_nowait())
-        return found
-
-    def close(self) -> None:
-        """Closes the descriptor; no other thread may use this any more."""
-        os.close(self.fd)
 
 
 class ElasticJob:
@@ -143,7 +99,9 @@ class ElasticJob:
         self._processes: Processes | None = None
         self._got_sigterm: set[int] = set()  # members
         self._told_slow: set[int] = set()  # members that have asked to be replaced
-        self._lost_hosts: set[str] = set()
+        self._hosts: HostPool | None = None
+        self._unwanted: set[int] = set()  # processes on slots that were removed
+        self._lost_hosts: set[int] = set()
         self._has_begun = False
         self._has_ended = False
         self._is_preempting = False  # tfdistrun got SIGTERM
@@ -172,32 +130,37 @@ class ElasticJob:
         """Returns whether a member was dismissed."""
         return member in self._membership.left
 
-    def attach(self, processes: Processes) -> None:
-        """Sets who starts and kills the processes; call it before anything else."""
+    def attach(self, processes: Processes, hosts: HostPool) -> None:
+        """Sets who starts and kills the processes, and where they can run.
+
+        Call it before anything else.
+        """
         self._processes = processes
+        self._hosts = hosts
 
     def begin(self) -> None:
         """Starts the spares; call it when the ranks have been started."""
         self._carry_out(self._membership.begin(time.monotonic()))
         self._has_begun = True
 
-    def lose_host(self, name: str, why: str) -> None:
+    def lose_host(self, number: int, name: str, why: str) -> None:
         """Handles the loss of a host, before the ends of its members.
 
         Args:
-            name: the name of the host.
+            number: the number of the host.
+            name: its name.
             why: description for the message; "" if its agent got a signal to end.
         """
-        if name in self._lost_hosts or self._processes is None:
+        if number in self._lost_hosts or self._hosts is None:
             return
-        self._lost_hosts.add(name)
+        self._lost_hosts.add(number)
         if why or not self._is_preempting:
             signalled = f"the agent on {name} got a signal"
             complain(why or f"{signalled}; no process is started there any more")
-        room, live = self._processes.lose_host(name), self._membership.live
-        there = [one for one in live if self._processes.host_name(one) == name]
-        lost = there if why else []
-        self._carry_out(self._membership.set_room(room, time.monotonic(), lost))
+        slots, live = self._hosts.slots, self._membership.live
+        self._hosts.lose(number)
+        lost = [one for one in live if slots.host_of(one) == number] if why else []
+        self._carry_out(self._membership.set_room(slots.room, time.monotonic(), lost))
 
     def preempt(self) -> None:
         """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
@@ -247,8 +210,8 @@ class ElasticJob:
 
     def _host_name(self, member: int) -> str:
         """Returns the host of a process; "" if the job only has this one."""
-        assert self._processes is not None  # noqa: S101 - attach() was called
-        return self._processes.host_name(member) if member in self._pids else ""
+        assert self._hosts is not None  # noqa: S101 - attach() was called
+        return self._hosts.host_name(member) if member in self._pids else ""
 
     def poll(self) -> None:
         """Handles messages, and what has to be done by now."""
@@ -259,11 +222,13 @@ class ElasticJob:
                 self._leave(key, value)
             elif found := step_of(key):
                 self._at_step(*found, value)
-            elif key == _DISCOVERED:
+            elif key == DISCOVERED:
                 self._discovered(value)
             elif key == begun_key(self._membership.generation):
                 self._is_connecting = False
-        assert self._processes is not None  # noqa: S101 - attach() was called
+        assert self._processes is not None and self._hosts is not None  # noqa: S101
+        if self._hosts.poll():
+            self._change_slots(self._hosts)
         now_s = time.monotonic()
         for member in self._processes.stopped():
             self._carry_out(self._on_stopped(member, now_s))
@@ -335,26 +300,43 @@ class ElasticJob:
         now_s = time.monotonic()
         self._carry_out(self._membership.at_step(member, generation, committed, now_s))
 
-    def _discovered(self, found: int | DiscoveryError) -> None:
-        before = self._membership.size
+    def _discovered(self, found: Sequence[Host] | DiscoveryError) -> None:
         if isinstance(found, DiscoveryError):
-            complain(f"warning: {found}. The job keeps its {_ranks(before)}")
-            return
-        actions = self._membership.resize(found, time.monotonic())
+            ranks = _ranks(self._membership.size)
+            complain(f"warning: {found}. The job keeps its {ranks}")
+        elif self._hosts is not None:
+            self._hosts.follow(found)
+            self._change_slots(self._hosts)
+
+    def _change_slots(self, hosts: HostPool) -> None:
+        """Grows or shrinks with the slots, or moves ranks to other slots."""
+        before, number = self._membership.size, hosts.listed_slots
+        unwanted = hosts.slots.unwanted(self._membership.live)
+        actions = self._membership.resize(hosts.slots.room, time.monotonic(), unwanted)
         size = self._membership.size
         if size != before:
             verb = "grows" if size > before else "shrinks"
-            slots = f"{found} slot{'s' if found > 1 else ''}"
-            limit = " (--min-np)" if found < size else ""
-            complain(
-                f"this host has {slots} now: the job {verb} to {_ranks(size)}{limit}"
-            )
-        self._grows = size > before
+            slots = f"{number} slot{'s' if number != 1 else ''}"
+            who = "this host has" if hosts.is_only_here else "the hosts have"
+            limit = " (--min-np)" if number < size else ""
+            complain(f"{who} {slots} now: the job {verb} to {_ranks(size)}{limit}")
+        self._report_removed_slots(unwanted, hosts)
+        self._grows = True
         self._carry_out(actions)
         self._grows = False
 
+    def _report_removed_slots(self, unwanted: set[int], hosts: HostPool) -> None:
+        ranks = self._membership.ranks
+        moved = [ranks[one] for one in unwanted - self._unwanted if one in ranks]
+        self._unwanted = unwanted
+        if moved and not hosts.is_only_here:
+            complain(
+                f"the slots of {numbers(sorted(moved))} were removed: the job goes on "
+                "without them as soon as --min-np ranks are left"
+            )
+
     def _carry_out(self, actions: list[Action]) -> None:
-        assert self._processes is not None  # noqa: S101 - attach() was called
+        assert self._processes is not None and self._hosts is not None  # noqa: S101
         if ranks := {
             one.member: one.rank for one in actions if isinstance(one, Answer)
         }:
@@ -365,7 +347,7 @@ class ElasticJob:
             )
             self._is_connecting = True
             self._processes.formed(ranks)
-            self._set_places(ranks, self._processes)
+            self._set_places(ranks, self._hosts)
             committed = self._membership.committed
             if self.is_preempted:
                 complain(
@@ -379,12 +361,12 @@ class ElasticJob:
                 )
             self._note_names(ranks)
         for action in actions:
-            self._carry_out_one(action, self._processes)
+            self._carry_out_one(action, self._processes, self._hosts)
 
-    def _set_places(self, ranks: Mapping[int, int], processes: Processes) -> None:
+    def _set_places(self, ranks: Mapping[int, int], hosts: HostPool) -> None:
         """Sets the places of the members of a new generation, for their answers."""
         members = sorted(ranks, key=lambda member: ranks[member])
-        places = places_of([processes.host_of(member) for member in members])
+        places = places_of([hosts.slots.host_of(member) for member in members])
         generation = {"generation": self._membership.generation, "size": len(ranks)}
         self._places = {
             member: {**asdict(place), **generation}
@@ -395,14 +377,16 @@ class ElasticJob:
         """Keeps the ranks of the members, to name them after they have left."""
         self._names |= {member: f"rank {rank}" for member, rank in ranks.items()}
 
-    def _carry_out_one(self, action: Action, processes: Processes) -> None:
+    def _carry_out_one(
+        self, action: Action, processes: Processes, hosts: HostPool
+    ) -> None:
         match action:
             case Start(member):
                 kind = "newcomer" if self._grows else "replacement"
                 self._names[member] = f"{kind} {member}"
                 if processes.start(member, self._names[member]):
                     kind = kind if self._has_begun else "spare"
-                    pid, host = self._pids.get(member), processes.host_name(member)
+                    pid, host = self._pids.get(member), hosts.host_name(member)
                     where = f" on {host}" if host else ""
                     shown = f" (process {pid})" if pid is not None else ""
                     complain(f"{kind} {member}{shown} is started{where}")

@@ -71,6 +71,19 @@ class Place:
         }
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Room for one rank on a host.
+
+    Attributes:
+        host: index of the host.
+        index: number of the slot on its host; the local rank if all slots are used.
+    """
+
+    host: int
+    index: int
+
+
 def _checked_slots(text: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= _MAX_SLOTS:
         raise HostsError(
@@ -261,6 +274,21 @@ def places(found: Sequence[Host], size: int) -> list[Place]:
         )
     filled = [index for index, host in enumerate(found) for _ in range(host.slots)]
     return places_of(filled[:size])
+
+
+def slots_of(found: Sequence[Host], most: int) -> list[Slot]:
+    """Returns the slots of the hosts, in order, `most` on each host at most.
+
+    Example:
+        >>> from tfdist.launch.hosts import Host, slots_of
+        >>> [(s.host, s.index) for s in slots_of([Host("a", 1), Host("b", 9)], 2)]
+        [(0, 0), (1, 0), (1, 1)]
+    """
+    return [
+        Slot(number, index)
+        for number, host in enumerate(found)
+        for index in range(min(host.slots, most))
+    ]
 
 
 def places_of(hosts: Sequence[int]) -> list[Place]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfdist.core.rendezvous import renewal
 from tfdist.launch import output, processes
+from tfdist.launch.hosts import Place, Slot
 from tfdist.launch.output import complain
-from tfdist.launch.slots import Slots
 
 if TYPE_CHECKING:
+    from tfdist.launch.host_pool import HostPool
     from tfdist.launch.job import Job
     from tfdist.launch.remote import RemoteHost
     from tfdist.launch.supervisor import Supervisor
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class RankStarter:
     """Starts the ranks of a job, and the newcomers of an elastic job.
 
-    It knows the host of each process, and is the `Processes` of an `ElasticJob`.
+    It is the `Processes` of an `ElasticJob`.
 
     Args:
         job: the job.
+        pool: the hosts of the job.
         supervisor: watches the ranks.
         address: address of the store.
         secret_path: file with the secret of the job.
@@ -35,16 +36,16 @@ class RankStarter:
     def __init__(
         self,
         job: Job,
+        pool: HostPool,
         supervisor: Supervisor,
         address: str,
         secret_path: str,
         stack: contextlib.ExitStack,
     ) -> None:
         self._job = job
+        self._pool = pool
         self._supervisor = supervisor
         self._stack = stack
-        self._remotes = dict(zip(job.plan.remote, job.remotes, strict=True))
-        self._slots = Slots(job.plan.slots)
         self._common = {
             "TFDIST_RENDEZVOUS": address,
             "TFDIST_SECRET_FILE": secret_path,
@@ -60,15 +61,16 @@ class RankStarter:
             for place in job.plan.places
         }
         for rank in outputs:
-            self._slots.take(rank, running=range(rank))
-        for one in job.remotes:
+            self._pool.slots.take(rank, running=range(rank))
+        for one in self._pool.agents.values():
             for rank in one.ranks:
                 own = outputs[rank]
                 self._supervisor.add_remote_rank(one, own, *job.streams.mergers(own))
             self._supervisor.add_remote(one)
             one.go()
         for place in job.plan.local:
-            self._start(outputs[place.rank], job.variables_of(place), place.rank)
+            slot = Slot(place.host, place.local_rank)
+            self._start(outputs[place.rank], job.variables_of(place), slot)
 
     def _log(self, name: str) -> Any:
         return self._stack.enter_context(self._open_log(name))
@@ -80,10 +82,10 @@ class RankStarter:
         self,
         own: output.RankOutput,
         variables: Mapping[str, str],
-        slot: int,
+        slot: Slot,
         member: int | None = None,
     ) -> None:
-        """Starts a process on the processors of `slot`."""
+        """Starts a process on this host, on the processors of `slot`."""
         job = self._job
         environ = {
             # Otherwise the last lines of a killed rank are lost.
@@ -100,7 +102,7 @@ class RankStarter:
             command=job.options.command,
             environ=environ,
             terminal_columns=job.streams.terminal_columns(own),
-            processors=job.bound[slot] if binds else None,
+            processors=self._pool.processors(slot) if binds else None,
         )
 
     # ---- of an elastic job ----
@@ -112,27 +114,35 @@ class RankStarter:
             member: its number.
             name: its name in front of its output, until it has joined.
         """
-        place = self._slots.take(member, self._supervisor.running)
-        if place is None:
+        slots = self._pool.slots
+        slot = slots.take(member, self._supervisor.running)
+        if slot is None:
             complain(f"{name} cannot be started: no host is left")
             return False
         # Not as rank 0, which writes files, before it has joined. `local_rank` is that
         # of the lost rank, or of a free slot: it may choose the device.
         plan = self._job.plan
-        rank = min(place.rank, plan.max_size - 1)
-        size = max(len(plan.places), rank + 1, place.local_rank + 1, 2)
+        rank = min(slots.position(slot), plan.max_size - 1)
+        size = max(len(plan.places), rank + 1, slot.index + 1, 2)
         rank = rank or size - 1
-        shown = replace(place, rank=rank, local_size=size)
+        shown = Place(
+            rank=rank,
+            host=slot.host,
+            local_rank=slot.index,
+            local_size=size,
+            cross_rank=0,
+            cross_size=1,
+        )
         variables = self._job.variables_of(shown, size)
         variables[renewal.MEMBER] = str(member)
         try:
             log = self._open_log(f"{name.replace(' ', '-')}.log")
             own = self._job.output_of(rank, log)
             own.name = name
-            if remote := self._remotes.get(place.host):
-                self._start_remote(remote, own, variables, place.rank, member)
+            if remote := self._pool.agents.get(slot.host):
+                self._start_remote(remote, own, variables, slot, member)
             else:
-                self._start(own, variables, place.rank, member)
+                self._start(own, variables, slot, member)
         except OSError as error:
             complain(f"{name} cannot be started: {error}")
             return False
@@ -143,7 +153,7 @@ class RankStarter:
         remote: RemoteHost,
         own: output.RankOutput,
         variables: Mapping[str, str],
-        slot: int,
+        slot: Slot,
         member: int,
     ) -> None:
         """Lets the agent of a host start a process on the processors of `slot`."""
@@ -152,23 +162,9 @@ class RankStarter:
             remote, own, *streams.mergers(own), member=member
         )
         columns = streams.terminal_columns(own)
-        remote.start(member, variables=variables, slot=slot, terminal_columns=columns)
-
-    def host_of(self, member: int) -> int:
-        """Returns the index of a member's host."""
-        return self._slots.host_of(member)
-
-    def host_name(self, member: int) -> str:
-        """Returns the name of a member's host; "" if the job only has this one."""
-        hosts = self._job.plan.hosts
-        is_alone = len(hosts) == 1 and hosts[0].is_local
-        return "" if is_alone else hosts[self.host_of(member)].name
-
-    def lose_host(self, name: str) -> int:
-        """Removes a host; returns the number of remaining slots."""
-        names = [host.name for host in self._job.plan.hosts]
-        self._slots.lose(names.index(name))
-        return self._slots.room
+        remote.start(
+            member, variables=variables, slot=slot.index, terminal_columns=columns
+        )
 
     def stopped(self) -> frozenset[int]:
         """Returns the members that are stopped (SIGSTOP)."""

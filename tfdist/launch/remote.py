@@ -110,23 +110,29 @@ class RemoteHost:
         host: the host; its `name` is passed to the command.
         ranks: ranks to start there.
         command: program and arguments that run a line on another host.
+        number: number of the host in the job.
     """
 
-    def __init__(self, host: Host, ranks: Sequence[int], command: list[str]) -> None:
+    def __init__(
+        self, host: Host, ranks: Sequence[int], command: list[str], number: int = 0
+    ) -> None:
         self.host = host
         self.ranks = list(ranks)
+        self.number = number
         self.state = "connecting"  # then "greeted", "ready", "running", "closed"
         self.failure = ""  # why the ranks cannot be started on that host
         self.failure_code = 1
-        self.lost = ""  # why the connection has ended
+        self.lost = ""  # why the connection has ended although ranks may run there
         self.warnings: list[str] = []
-        self.bound: dict[int, list[int]] = {}  # processors of that host, by slot
+        self.bound: list[list[int]] = []  # processors of its slots
         self.threads = ""  # value of binding.THREADS for its ranks
         self.memory_bytes = 0  # peak memory of a rank's process there
         self.clock_s = 0.0  # offset that converts a time of that host
         self._job: dict[str, Any] = {}
         self.stopped: frozenset[int] = frozenset()  # ranks that got SIGSTOP
         self.is_leaving = False  # a signal ends the agent
+        self._is_finishing = False  # nothing is to run there any more
+        self._end_reason = ""  # why the connection was ended here
         self._left = set(ranks)
         self._kills_s: dict[int, float] = {}  # since when ranks are to be killed
         self._save_ends_s = 0.0  # in the future while a signal ends the agent
@@ -182,6 +188,15 @@ class RemoteHost:
         if rank in self._left and rank not in self._kills_s:
             self._kills_s[rank] = time.monotonic()
             self.send(do="kill", member=rank)
+
+    def finish(self, children_s: float = 0.0) -> None:
+        """Lets the agent end all processes, and then itself.
+
+        Args:
+            children_s: seconds that children of the ranks may still run.
+        """
+        self._is_finishing = True
+        self.send(do="finish", children_s=children_s)
 
     @property
     def wants_write(self) -> bool:
@@ -270,7 +285,7 @@ class RemoteHost:
                 self.send(do="prepare", job=self._job)
         elif event == "ready":
             self.warnings = [str(text) for text in message["warnings"]]
-            self.bound = {int(rank): list(them) for rank, them in message["bound"]}
+            self.bound = [list(processors) for processors in message["bound"]]
             self.threads = str(message["threads"])
             self.state = "ready"
         elif event == "error":
@@ -322,6 +337,7 @@ class RemoteHost:
         self.state = "closed"
         for fd in (self.stdin, self.stdout, self.stderr):
             os.close(fd)
+        why = why or self._end_reason
         if not why:
             why = "its connection ended"
             if code is not None:
@@ -331,8 +347,10 @@ class RemoteHost:
             self.failure = f"tfdist could not be started there: {why}"
         left, self._left = sorted(self._left), set()
         now = time.monotonic()
-        self.lost = f"{self.host.name} was lost: {why}"
-        return [End(rank, 255, now, self.lost) for rank in left]
+        lost = f"{self.host.name} was lost: {why}"
+        if started and not self._is_finishing:
+            self.lost = lost
+        return [End(rank, 255, now, lost) for rank in left]
 
     def _what_it_said(self) -> str:
         noise = self._decoder.noise.decode("utf-8", "replace").splitlines()
@@ -345,6 +363,11 @@ class RemoteHost:
                 advice = advice.format(host=self.host.name, python=sys.executable)
                 return f"{text}\n  {advice}"
         return text
+
+    def time_out(self, limit_s: float) -> None:
+        """Ends a command that connects too long; the connection then ends, too."""
+        self._end_reason = f"no answer within {limit_s:g} s (--host-timeout-s)"
+        self.process.send_signal(signal.SIGTERM)  # ssh reports what it waits for
 
     def kill(self) -> None:
         """Ends the command; the agent then ends the ranks."""
@@ -362,7 +385,6 @@ def _descriptor(pipe: Any) -> int:
 
 def prepare_all(
     remotes: Sequence[RemoteHost],
-    jobs: Sequence[dict[str, Any]],
     signals: Signals,
     *,
     timeout_s: float,
@@ -371,7 +393,6 @@ def prepare_all(
 
     Args:
         remotes: the connections; their `failure` states what went wrong.
-        jobs: the job description for each agent.
         signals: signals of this process, which end the wait.
         timeout_s: time limit in seconds for all hosts together.
 
@@ -381,8 +402,7 @@ def prepare_all(
     deadline = time.monotonic() + timeout_s
     selector = selectors.DefaultSelector()
     try:
-        for remote, job in zip(remotes, jobs, strict=True):
-            remote.prepare(job)
+        for remote in remotes:
             for fd, act in (
                 (remote.stdout, remote.read),
                 (remote.stderr, remote.read_said),
@@ -394,7 +414,8 @@ def prepare_all(
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 for remote in waiting:
-                    _give_up(remote, timeout_s)
+                    remote.time_out(timeout_s)
+                    remote.close()
                 return None
             for remote in remotes:  # hosts that are ready wait for the others
                 remote.run_periodic()
@@ -440,8 +461,3 @@ def _collect(waiting: Sequence[RemoteHost], selector: selectors.BaseSelector) ->
         if all(remote.failure or remote.state == "ready" for remote in waiting):
             return
         _round(selector, left_s)
-
-
-def _give_up(remote: RemoteHost, timeout_s: float) -> None:
-    remote.process.send_signal(signal.SIGTERM)  # ssh then reports what it waits for
-    remote.close(f"no answer within {timeout_s:g} s (--host-timeout-s)")

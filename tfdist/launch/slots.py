@@ -5,48 +5,75 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from tfdist.launch.hosts import Place
+from tfdist.launch.hosts import Slot
 
 
 class Slots:
     """The slots of all hosts, and the slot that each process of the job was given.
 
-    A slot is the place of a rank on a host. Its number is the rank that the place has
-    if all slots are used. A spare, or the replacement of a slow rank, shares a
-    slot with another process if none is free.
+    The position of a slot in the list is the rank of its process if all slots are used.
+    It changes when slots are added or removed; a `Slot` itself does not. A spare, or
+    the replacement of a slow rank, shares a slot with another process if none is free.
 
     Args:
-        places: all slots; the first ones are those of the ranks at the start.
+        slots: all slots; the first ones are those of the ranks at the start.
+        least: number of slots that `change` leaves, if there have been as many.
 
     Example:
-        >>> from tfdist.launch.hosts import places_of
+        >>> from tfdist.launch.hosts import Slot
         >>> from tfdist.launch.slots import Slots
-        >>> slots = Slots(places_of([0, 0, 1]))
+        >>> slots = Slots([Slot(0, 0), Slot(0, 1), Slot(1, 0)])
         >>> [slots.take(member, running=range(member)).host for member in range(3)]
         [0, 0, 1]
-        >>> slots.lose(1)
-        >>> slots.room, slots.take(3, running=[0]).rank
-        (2, 1)
+        >>> slots.change([Slot(0, 0), Slot(1, 0)], running=range(3))
+        >>> slots.room, slots.unwanted(running=range(3))
+        (2, {1})
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._places = list(places)
-        self._taken: dict[int, Place] = {}
+    def __init__(self, slots: Sequence[Slot], least: int = 0) -> None:
+        self._slots = list(slots)
+        self._least = least
+        self._taken: dict[int, Slot] = {}
 
     @property
     def room(self) -> int:
-        """Number of slots on the hosts that were not lost."""
-        return len(self._places)
+        """Number of slots."""
+        return len(self._slots)
+
+    def change(self, slots: Sequence[Slot], running: Collection[int]) -> None:
+        """Replaces the slots by others.
+
+        If these are fewer than `least`, some of the previous ones are kept, those of
+        running processes first.
+
+        Args:
+            slots: the new slots.
+            running: numbers of the processes that have not ended.
+        """
+        used, new = {*self._used_by(running)}, {*slots}
+        previous = [slot for slot in self._slots if slot not in new]
+        previous.sort(key=lambda slot: slot not in used)
+        kept = previous[: max(0, self._least - len(slots))]
+        self._slots = [*slots, *kept]
 
     def lose(self, host: int) -> None:
         """Removes the slots of a host."""
-        self._places = [place for place in self._places if place.host != host]
+        self._slots = [slot for slot in self._slots if slot.host != host]
+
+    def unwanted(self, running: Collection[int]) -> set[int]:
+        """Returns those of the running processes whose slot was removed."""
+        known, slots = self._taken.keys() & {*running}, {*self._slots}
+        return {one for one in known if self._taken[one] not in slots}
 
     def host_of(self, member: int) -> int:
         """Returns the host of a process, which may have ended."""
         return self._taken[member].host
 
-    def take(self, member: int, running: Collection[int]) -> Place | None:
+    def position(self, slot: Slot) -> int:
+        """Returns the rank that the slot has if all slots are used."""
+        return self._slots.index(slot)
+
+    def take(self, member: int, running: Collection[int]) -> Slot | None:
         """Chooses a slot for a new process: the first one that is free.
 
         If none is free, it is the last slot of the host that has the fewest processes
@@ -57,19 +84,22 @@ class Slots:
             running: numbers of the processes that have not ended.
 
         Returns:
-            The slot; None if all hosts were lost.
+            The slot; None if there are no slots.
         """
-        used = [self._taken[one] for one in running if one in self._taken]
-        ranks = {place.rank for place in used}
-        free = [place for place in self._places if place.rank not in ranks]
-        if free:
-            self._taken[member] = free[0]
-        elif self._places:
-            more = Counter(place.host for place in used)
-            more.subtract(place.host for place in self._places)
-            # The last slot, because rank 0, in the first slot, has the most work.
-            last = min(reversed(self._places), key=lambda place: more[place.host])
-            self._taken[member] = last
-        else:
+        if not self._slots:
             return None
+        used = self._used_by(running)
+        taken = {*used}
+        free = next((slot for slot in self._slots if slot not in taken), None)
+        if free is not None:
+            self._taken[member] = free
+        else:
+            more = Counter(slot.host for slot in used)
+            more.subtract(slot.host for slot in self._slots)
+            # The last slot, because rank 0, in the first slot, has the most work.
+            last = min(reversed(self._slots), key=lambda slot: more[slot.host])
+            self._taken[member] = last
         return self._taken[member]
+
+    def _used_by(self, running: Collection[int]) -> list[Slot]:
+        return [self._taken[one] for one in running if one in self._taken]

@@ -204,6 +204,11 @@ class Supervisor:
         self._loop.watch_source(remote.stdout, lambda: self._on_remote(remote))
         self._loop.watch(remote.stderr, lambda: self._on_said(remote))
 
+    def close_remote(self, remote: RemoteHost) -> None:
+        """Closes the connection to a host, if it is open."""
+        if remote.state != "closed":
+            self._on_remote_ends(remote, remote.close())
+
     def add_remote_rank(
         self,
         remote: RemoteHost,
@@ -352,10 +357,12 @@ class Supervisor:
             self._loop.forget(remote.stdout)
             self._loop.forget(remote.stderr)
             self._loop.excluded_pids.discard(remote.process.pid)
-        is_lost = remote.is_leaving or remote.state == "closed"
+        is_leaving = remote.is_leaving and remote.state == "running"
+        is_lost = is_leaving or bool(remote.lost)
         is_running = bool(self._running) and self._is_elastic_now()
         if self._elastic is not None and is_lost and is_running:
-            self._elastic.lose_host(remote.host.name, remote.lost)
+            name, number = remote.host.name, remote.number
+            self._elastic.lose_host(number, name, remote.lost)
         for end in ends:
             self._ended(end.rank, end.code, end.time_s, end.lost)
 
@@ -373,8 +380,10 @@ class Supervisor:
         left_s = 0.0
         if self._phase is _Phase.SIGNALLED:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
-        for remote in self._remotes:
-            remote.send(do="finish", children_s=left_s)
+        for remote in self._open_remotes():
+            remote.finish(left_s)
+            if remote.state != "running":  # it still connects
+                remote.kill()
         self._run_while(lambda: bool(self._open_remotes()), left_s + _FINISH_S)
         for remote in self._open_remotes():
             remote.kill()

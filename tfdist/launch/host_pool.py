@@ -1,0 +1,328 @@
+"""The hosts of a job: their agents, their processors, and the slots of its processes.
+
+The hosts of an elastic job can change while it runs. A host that the discovery script
+adds is connected in the event loop of the supervisor, and its slots are used when its
+agent is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from tfdist.launch import agent_job, binding, remote
+from tfdist.launch.hosts import Host, Place, Slot
+from tfdist.launch.options import host_timeout_s, ssh_command
+from tfdist.launch.output import complain
+from tfdist.launch.slots import Slots
+
+if TYPE_CHECKING:
+    from tfdist.launch.job import Job
+    from tfdist.launch.signals import Signals
+    from tfdist.launch.supervisor import Supervisor
+
+_END_S = 1.0  # for a command that connects too long to end after SIGTERM
+
+
+class HostsFailedError(Exception):
+    """Ranks cannot be started on some hosts; `lines` names the hosts and reasons."""
+
+    def __init__(self, lines: list[str], code: int) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+        self.code = code
+
+
+class HostPool:
+    """The hosts of a job.
+
+    A host has a number. If its connection ends, it is not used any more. If the
+    discovery script adds it again later, it is a new host with a new number.
+
+    Args:
+        job: the job.
+        address: address of the store.
+
+    Attributes:
+        hosts: all hosts that the job has had, by number.
+        agents: connections to the other hosts that are used, or are being connected.
+        connections: all connections that were made.
+        slots: the slots of the hosts, and the slot of each process.
+    """
+
+    def __init__(self, job: Job, address: str) -> None:
+        self._job = job
+        self._address = address
+        self._supervisor: Supervisor | None = None
+        self.hosts = list(job.plan.hosts)
+        self.agents: dict[int, remote.RemoteHost] = {}
+        self.connections: list[remote.RemoteHost] = []
+        self.slots = Slots(job.plan.slots, least=job.options.min_size or 0)
+        self._bound = dict(job.plan.bound)  # host → processors of its slots
+        self._warned: set[str] = set()
+        # What the discovery script lists: names of hosts → their numbers, and slots.
+        self._numbers = {_key(host): number for number, host in enumerate(self.hosts)}
+        self._listed = {number: host.slots for number, host in enumerate(self.hosts)}
+        self._failed: set[int] = set()  # hosts that were lost, or cannot be used
+        self._deadlines_s: dict[int, float] = {}  # of the hosts that connect
+
+    # ---- the start ----
+
+    def connect_all(self, signals: Signals) -> int | None:
+        """Connects to all other hosts; returns a signal that came in the meantime.
+
+        Raises:
+            HostsFailedError: ranks cannot be started on a host; none was started.
+        """
+        plan, limit_s = self._job.plan, host_timeout_s(self._job.options)
+        for number in plan.remote:
+            slots = sum(slot.host == number for slot in plan.slots)
+            self._connect(number, slots, plan.on(number))
+        agents = [*self.agents.values()]
+        if not agents:
+            return None
+        signal = remote.prepare_all(agents, signals, timeout_s=limit_s)
+        failed = [one for one in agents if one.failure]
+        if failed and signal is None:
+            lines = [
+                line
+                for one in failed
+                for line in f"{one.host.name}: {one.failure}".split("\n")
+            ]
+            raise HostsFailedError(lines, failed[0].failure_code)
+        for number in self.agents:
+            self._note_ready(number)
+        return signal
+
+    def report_bindings(self) -> None:
+        """Prints the processors of all slots, if the user wants to know them."""
+        self._warn_of_bindings()
+        if self._job.options.report_bindings:
+            complain(*self._binding_lines([*self._bound]))
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """Sets who watches the connections that are made later, and the processes."""
+        self._supervisor = supervisor
+
+    def _connect(self, number: int, slots: int, places: Sequence[Place] = ()) -> None:
+        """Starts the agent of a host.
+
+        Raises:
+            OSError: no process or descriptor is available.
+        """
+        description = agent_job.describe(
+            self._job, self._address, number=number, slots=slots, places=places
+        )
+        ranks = [place.rank for place in places]
+        command = ssh_command(self._job.options)
+        agent = remote.RemoteHost(self.hosts[number], ranks, command, number)
+        if not self.connections:
+            self._warn_of_variables()
+        self.connections.append(agent)
+        self.agents[number] = agent
+        agent.prepare(description)
+
+    def _warn_of_variables(self) -> None:
+        crossed = agent_job.crossing(os.environ, dict(self._job.options.env))
+        if names := agent_job.missed(os.environ, crossed):
+            complain(
+                "warning: set on this host, but not for the ranks on other hosts: "
+                f"{', '.join(names)}; pass them on with -x NAME"
+            )
+
+    def _note_ready(self, number: int) -> None:
+        """Notes what the agent of a host has reported."""
+        agent = self.agents[number]
+        for text in agent.warnings:
+            complain(f"warning: {agent.host.name}: {text}")
+        self._bound[number] = agent.bound
+
+    # ---- processors ----
+
+    def processors(self, slot: Slot) -> Sequence[int]:
+        """Returns the processors of a slot of this host."""
+        return binding.of_slot(self._bound[slot.host], slot.index)
+
+    def _by_rank(self) -> dict[int, tuple[int, Sequence[int]]]:
+        """Returns host and processors by the rank that a slot has if all are used."""
+        pairs = [(host, them) for host, parts in self._bound.items() for them in parts]
+        return dict(enumerate(pairs))
+
+    def _warn_of_bindings(self) -> None:
+        by_rank = self._by_rank()
+        own = os.environ.get(binding.THREADS, "")
+        threads = {number: agent.threads for number, agent in self.agents.items()}
+        asked = {rank: threads.get(host, own) for rank, (host, _) in by_rank.items()}
+        bound = {rank: them for rank, (_, them) in by_rank.items()}
+        for text in binding.warnings(bound, asked):
+            if text not in self._warned:
+                complain(f"warning: {text}")
+                self._warned.add(text)
+
+    def _binding_lines(self, numbers: Collection[int]) -> list[str]:
+        found = {
+            rank: (self.hosts[host].name, them)
+            for rank, (host, them) in self._by_rank().items()
+            if host in numbers
+        }
+        bound = {rank: them for rank, (_, them) in found.items()}
+        return binding.lines(bound, {rank: name for rank, (name, _) in found.items()})
+
+    # ---- changes of an elastic job ----
+
+    @property
+    def is_only_here(self) -> bool:
+        """Whether the job has never had another host."""
+        return len(self.hosts) == 1 and self.hosts[0].is_local
+
+    @property
+    def listed_slots(self) -> int:
+        """Number of slots that the script lists, on hosts that can be used."""
+        return sum(self._listed[number] for number in self._usable())
+
+    @property
+    def running(self) -> Collection[int]:
+        """Numbers of the processes that have not ended."""
+        return self._supervisor.running if self._supervisor else ()
+
+    def host_name(self, member: int) -> str:
+        """Returns the name of a member's host; "" if the job only has this one."""
+        number = self.slots.host_of(member)
+        return "" if self.is_only_here else self.hosts[number].name
+
+    def lose(self, number: int) -> None:
+        """Removes a host that was lost, or whose agent got a signal."""
+        self.slots.lose(number)
+        self._failed.add(number)
+        self.agents.pop(number, None)
+
+    def follow(self, found: Sequence[Host]) -> None:
+        """Follows an answer of the discovery script.
+
+        The slots of new hosts are added by `poll`, when their agents are ready.
+
+        Args:
+            found: the hosts that the script lists, and their slots, in order.
+        """
+        for key, number in [*self._numbers.items()]:
+            if number in self._failed and number not in self._listed:
+                del self._numbers[key]  # it may be added again
+        listed = {}
+        for host in found:
+            key = _key(host)
+            if key not in self._numbers:
+                self._numbers[key] = self._add(host)
+            listed[self._numbers[key]] = host.slots
+        self._listed = listed
+        self._change_slots()
+
+    def poll(self) -> bool:
+        """Uses hosts that have become ready; ends the agents of removed hosts.
+
+        Returns:
+            Whether the slots have changed.
+        """
+        has_changed = False
+        for number, deadline_s in [*self._deadlines_s.items()]:
+            agent, now_s = self.agents[number], time.monotonic()
+            if agent.failure or number not in self._listed:
+                self._give_up(number)
+            elif agent.state == "ready":
+                self._use(number)
+                has_changed = True
+            elif now_s >= deadline_s + _END_S:
+                self._close(agent)
+            elif now_s >= deadline_s:
+                agent.time_out(host_timeout_s(self._job.options))
+        if has_changed:
+            self._change_slots()
+        self._end_unused_agents()
+        return has_changed
+
+    def _add(self, host: Host) -> int:
+        """Adds a host; connects to it, if it is not this one. Returns its number."""
+        number = len(self.hosts)
+        self.hosts.append(host)
+        slots = min(host.slots, self._job.plan.max_size)
+        try:
+            if host.is_local:
+                self._bound[number] = binding.here(slots, self._job.options.bind_to)
+                self._report_new(number)
+            else:
+                self._connect(number, slots)
+                if self._supervisor is not None:
+                    self._supervisor.add_remote(self.agents[number])
+                limit_s = host_timeout_s(self._job.options)
+                self._deadlines_s[number] = time.monotonic() + limit_s
+        except (OSError, binding.BindingError) as error:
+            self._refuse(number, str(error))
+        return number
+
+    def _use(self, number: int) -> None:
+        """Uses a host whose agent is ready."""
+        del self._deadlines_s[number]
+        self.agents[number].go()
+        self._note_ready(number)
+        self._report_new(number)
+
+    def _report_new(self, number: int) -> None:
+        self._warn_of_bindings()
+        if self._job.options.report_bindings:
+            complain(*self._binding_lines([number]))
+
+    def _give_up(self, number: int) -> None:
+        """Ends the agent of a host that has failed, or is not listed any more."""
+        del self._deadlines_s[number]
+        agent = self.agents.pop(number)
+        agent.kill()
+        self._close(agent)
+        self._refuse(number, agent.failure if number in self._listed else "")
+
+    def _refuse(self, number: int, why: str) -> None:
+        """Does not use a host until it was removed and added again."""
+        self._failed.add(number)
+        name = self.hosts[number].name
+        if why:
+            complain(
+                *f"warning: {name} cannot be used: {why}".split("\n"),
+                "  The job goes on without it. It is tried again when the discovery "
+                "script has stopped listing it, and lists it again",
+            )
+
+    def _close(self, agent: remote.RemoteHost) -> None:
+        if self._supervisor is not None:
+            self._supervisor.close_remote(agent)
+
+    def _end_unused_agents(self) -> None:
+        """Ends the agents of hosts that were removed, and have no processes left."""
+        unlisted = self.agents.keys() - self._listed.keys() - self._deadlines_s.keys()
+        unused = unlisted - {self.slots.host_of(member) for member in self.running}
+        for number in unused:
+            self.agents.pop(number).finish()
+            del self._numbers[_key(self.hosts[number])]
+
+    def _usable(self) -> list[int]:
+        """Returns the hosts that are listed and connected, in order."""
+        ready = self.agents.keys() - self._deadlines_s.keys()
+        return [
+            number
+            for number in self._listed
+            if number not in self._failed
+            and (self.hosts[number].is_local or number in ready)
+        ]
+
+    def _change_slots(self) -> None:
+        most = self._job.plan.max_size
+        slots = [
+            Slot(number, index)
+            for number in self._usable()
+            for index in range(min(self._listed[number], most))
+        ]
+        self.slots.change(slots, self.running)
+
+
+def _key(host: Host) -> str:
+    """Returns what identifies a host: all names of this one mean the same."""
+    return "" if host.is_local else host.name
