@@ -14,18 +14,20 @@ from random import Random
 
 from helpers.membership_referee import Referee, Violation, require
 
-from tfdist.launch.membership import (
+from tfdist.launch.membership import Membership
+from tfdist.launch.membership_actions import (
     Announce,
     Answer,
+    AskStep,
+    Dismiss,
+    EndAt,
     Fail,
     Kill,
-    Membership,
     Refuse,
     Request,
     Start,
     Stop,
 )
-from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
 
 TICK_S = 2.0  # between two polls of the launcher
 STEP_S = 0.5

@@ -2,18 +2,20 @@
 
 import pytest
 
-from tfdist.launch.membership import (
+from tfdist.launch.membership import Membership
+from tfdist.launch.membership_actions import (
     Announce,
     Answer,
+    AskStep,
+    Dismiss,
+    EndAt,
     Fail,
     Kill,
-    Membership,
     Refuse,
     Request,
     Start,
     Stop,
 )
-from tfdist.launch.membership_actions import AskStep, Dismiss, EndAt
 from tfdist.launch.membership_state import (
     MOST_ROUNDS,
     NAMED_LIMIT_S,

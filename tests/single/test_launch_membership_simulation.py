@@ -13,8 +13,15 @@ from helpers.membership_hosts import HostsWorld, ScriptWorld
 from helpers.membership_referee import Violation
 from helpers.membership_world import World
 
-from tfdist.launch.membership import Fail, Kill, Membership
-from tfdist.launch.membership_actions import Announce, AskStep, Dismiss, EndAt
+from tfdist.launch.membership import Membership
+from tfdist.launch.membership_actions import (
+    Announce,
+    AskStep,
+    Dismiss,
+    EndAt,
+    Fail,
+    Kill,
+)
 from tfdist.launch.membership_state import START_FAILURES
 
 SEEDS = 300
