@@ -75,10 +75,11 @@ _FOREIGN = {
         "leave it out; an elastic job waits for replacements as long as they start"
     ),
     ("--slots-per-host",): (
-        "leave it out; the discovery script prints the slots of this host: localhost:4"
+        "leave it out; the discovery script prints the slots of each host: host1:4"
     ),
     ("--blacklist-cooldown-range",): (
-        "leave it out; an elastic job does not use a lost host again"
+        "leave it out; an elastic job uses a lost host again when the discovery script "
+        "has stopped listing it, and lists it again"
     ),
 }
 
@@ -222,7 +223,7 @@ def _growth_error(options: argparse.Namespace) -> str | None:
     if options.discovery_script is not None:
         if options.hosts is not None or options.hostfile is not None:
             return (
-                "--host-discovery-script finds the slots of this host, which -H and "
+                "--host-discovery-script lists the hosts and their slots, which -H and "
                 "--hostfile would set too: leave these out"
             )
     elif options.max_size is not None and options.max_size > options.size:
@@ -375,10 +376,10 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         "--host-discovery-script",
         dest="discovery_script",
         metavar="FILE",
-        help="with --min-np: executable file that prints `host:slots`, the number of "
-        "ranks that this host has room for. It is called every second. The job starts "
-        "with this number of ranks, at least -np, and grows and shrinks with it, from "
-        "--min-np to --max-np",
+        help="with --min-np: executable file that prints a line `host:slots` for each "
+        "host that the job may use, with the number of ranks that fit there. It is "
+        "called every second. The job starts on all slots, at least -np, and grows, "
+        "shrinks and moves with them, from --min-np to --max-np ranks",
     )
     made.add_argument(
         "--max-restarts",

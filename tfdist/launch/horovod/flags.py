@@ -167,7 +167,7 @@ def _tunable(made: argparse.ArgumentParser) -> None:
 
 
 def _elastic(made: argparse.ArgumentParser) -> None:
-    group = made.add_argument_group("elastic training, on one host")
+    group = made.add_argument_group("elastic training")
     _value(
         group,
         *("--min-np", "--min-num-proc"),
@@ -191,8 +191,13 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most processes that are started in place of lost ranks",
     )
-    ignored = "ignored: hosts do not join a running job"
-    _value(group, "--slots-per-host", type=int, metavar="N", help=ignored)
+    _value(
+        group,
+        "--slots-per-host",
+        type=int,
+        metavar="N",
+        help="ignored: the discovery script prints the slots, host:N",
+    )
     _value(
         group,
         "--elastic-timeout",
@@ -206,7 +211,8 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=("LEAST", "MOST"),
-        help=ignored,
+        help="ignored: a lost host is used again when the discovery script has "
+        "stopped listing it, and lists it again",
     )
 
 
@@ -315,8 +321,8 @@ def _hosts(made: argparse.ArgumentParser) -> None:
         group,
         "--host-discovery-script",
         metavar="FILE",
-        help="executable file that prints the slots of this host: `localhost:N`; the "
-        "job grows and shrinks with them",
+        help="executable file that prints the hosts that the job may use, `host:N`; "
+        "the job grows, shrinks and moves with them",
     )
     group = made.add_argument_group("controllers").add_mutually_exclusive_group()
     for name in ("gloo", "mpi", "jsrun"):

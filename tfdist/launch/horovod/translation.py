@@ -68,8 +68,10 @@ _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
 _MEANINGLESS = {
     "disable_cache": "hosts are checked each time, and nothing is kept",
     "elastic_timeout": "a replacement has 10 minutes to become ready",
-    "blacklist_cooldown_range": "a failed host ends the job",
-    "slots_per_host": "-H host1:2,host2:2 sets the number of ranks on each host",
+    "blacklist_cooldown_range": "a lost host is used again when the discovery script "
+    "has stopped listing it, and lists it again",
+    "slots_per_host": "the discovery script prints the slots of each host, host1:2, or "
+    "-H host1:2,host2:2 sets them",
     "tcp_flag": "hosts use TCP only; TFDIST_TRANSPORT=tcp: ranks of one host too",
     "use_gloo": "tfdist connects the ranks itself",
     "use_mpi": "tfdist connects the ranks itself; a program may also be "
