@@ -1005,6 +1005,14 @@ def test_the_size_does_not_change_once_a_member_has_finished():
     assert job.membership.finished
 
 
+def test_a_member_that_has_left_may_end_after_the_job_has_finished():
+    job = Job(2, leave_limit_s=25.0)
+    job.leave(1)
+    job.ask(0, 1)
+    assert of(Kill, job.finish(0)) == []
+    assert members(job.after(25.0)) == [1]
+
+
 def test_members_that_finish_before_they_leave_end_the_job():
     job = Job(3)
     job.resize(1)

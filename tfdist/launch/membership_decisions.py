@@ -148,7 +148,7 @@ class Decisions(MembershipState):
             return self._stop(explain(self._generation, ranks), now_s)
         self.finished = True
         actions: list[Action] = []
-        for member in sorted(self._live):
+        for member in sorted(self._live - self.left):
             actions += self._kill(member, "the job has finished")
         return actions
 
