@@ -83,7 +83,7 @@ def test_the_job_goes_on_without_a_host_that_cannot_be_reached(hosts, tmp_path):
     done = job.finish()
     warning = "warning: host-x cannot be used: tfdist could not be started there"
     assert done.stderr.count(warning) == 1, done.stderr
-    assert "connect to host host-x" in done.stderr
+    assert done.stderr.count("connect to host host-x") == 1
     assert "The job goes on without it" in done.stderr
     assert "the job grows to 2 ranks" in done.stderr
 

@@ -3,13 +3,16 @@
 import queue
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import until
 
+from tfdist.core.rendezvous import renewal
 from tfdist.launch import binding, cli, processes
 from tfdist.launch.discovery import DiscoveryError, HostDiscovery, hosts_of
+from tfdist.launch.job import Job
 from tfdist.launch.options import elastic_error, parser
 from tfdist.launch.topology import Processor
 
@@ -230,3 +233,12 @@ def test_the_job_starts_on_the_hosts_that_the_script_lists(script, capsys):
     assert [place.host for place in plan.places] == [0, 0, 1, 1]
     assert [slot.host for slot in plan.slots] == [0, 0, 1, 1, 1, 1, 2]
     assert plan.remote == [0, 2] and plan.can_get_hosts
+
+
+def test_a_job_of_one_rank_can_move_for_which_it_needs_a_second_one(script):
+    words = ["-np", "1", "--min-np", "1", "--host-discovery-script"]
+    options = parser().parse_args([*words, script("echo localhost:1"), "true"])
+    _, hosts = cli._discover(options)
+    job = SimpleNamespace(plan=cli._plan(options, hosts), options=options)
+    [place] = job.plan.places
+    assert Job.variables_of(job, place)[renewal.MAX_SIZE] == "2"

@@ -196,7 +196,7 @@ class HostPool:
         """Removes a host that was lost, or whose agent got a signal."""
         self.slots.lose(number)
         self._failed.add(number)
-        self.agents.pop(number, None)
+        self._remove(number)
 
     def follow(self, found: Sequence[Host]) -> None:
         """Follows an answer of the discovery script.
@@ -300,8 +300,13 @@ class HostPool:
         unlisted = self.agents.keys() - self._listed.keys() - self._deadlines_s.keys()
         unused = unlisted - {self.slots.host_of(member) for member in self.running}
         for number in unused:
-            self.agents.pop(number).finish()
+            self.agents[number].finish()
+            self._remove(number)
             del self._numbers[_key(self.hosts[number])]
+
+    def _remove(self, number: int) -> None:
+        self.agents.pop(number, None)
+        self._bound.pop(number, None)
 
     def _usable(self) -> list[int]:
         """Returns the hosts that are listed and connected, in order."""

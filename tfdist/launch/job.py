@@ -292,7 +292,9 @@ class Job:
         told = mode.variables_of(place, size) if self.options.horovod else {}
         if self.options.min_size is not None:
             told[renewal.MEMBER] = str(place.rank)
-            told[renewal.MAX_SIZE] = str(self.plan.max_size)
+            # A job of one rank has two while it moves to another host.
+            least = 2 if self.plan.can_get_hosts else 1
+            told[renewal.MAX_SIZE] = str(max(self.plan.max_size, least))
         return {**place.variables(size), **told}
 
     def output_of(self, rank: int, log: Any) -> output.RankOutput:

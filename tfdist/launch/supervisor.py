@@ -370,7 +370,8 @@ class Supervisor:
         if remote.state == "closed":
             return
         lines = remote.read_said()
-        for line in lines:
+        # Until it runs, they are part of the message if it fails.
+        for line in lines if remote.state == "running" else ():
             self._stderr.print(f"[{remote.host.name}] {line}".encode())
         if not lines:
             self._loop.forget(remote.stderr)
