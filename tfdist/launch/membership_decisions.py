@@ -1,4 +1,4 @@
-"""What an elastic job does next, as it follows from the state of its members."""
+"""Decides what an elastic job does next, from the state of its members."""
 
 from __future__ import annotations
 
