@@ -1,13 +1,18 @@
 """Elastic jobs whose discovery script adds and removes hosts: no step is lost."""
 
 import socket
+import sys
 import time
 
+import numpy as np
 import pytest
+from faults.test_elastic_growth import finish_at, latest_size
+from faults.test_elastic_preemption import lines
+from helpers import elastic_program
 from helpers.deadline import deadline
 from helpers.elastic_hosts import Job, agent_of
 from helpers.hosts import plain_hosts
-from helpers.launcher import until
+from helpers.launcher import start, until
 from helpers.slots import Slots
 
 pytestmark = pytest.mark.faults
@@ -126,3 +131,25 @@ def test_a_host_that_does_not_answer_does_not_hold_up_the_job(hosts, tmp_path):
     done = job.finish()
     assert done.stderr.count("warning: host-s cannot be used") == 1, done.stderr
     assert "no answer within 4 s (--host-timeout-s)" in done.stderr
+
+
+@pytest.mark.slow
+@deadline(240)
+def test_a_training_loop_moves_to_another_host_and_loses_no_step(hosts, tmp_path):
+    (tmp_path / "slow").touch()
+    slots = Slots(tmp_path, {"host-a": 2})
+    words = [*slots.options(np=2, least=2, most=2), *hosts.ssh]
+    program = [sys.executable, "-m", "helpers.elastic_program", str(tmp_path), "100000"]
+    process = start(tmp_path, *words, *program, TFDIST_ADDRESS=hosts.address)
+    commits = tmp_path / "commits"
+    until(lambda: latest_size(commits) == 2, 90.0)
+    slots.set({"host-b": 2})
+    until(lambda: {row["member"] for row in lines(commits)[-2:]} == {2, 3}, 90.0)
+    steps = lines(commits)[-1]["step"] + 50
+    done = finish_at(tmp_path, process, steps)
+    result = np.load(tmp_path / "result.npz")
+    uses, order = elastic_program.expected(steps)
+    assert np.array_equal(result["uses"], uses) and result["order"] == order
+    assert {row["size"] for row in lines(commits)} == {2}
+    assert not lines(tmp_path / "undone")
+    assert "was lost" not in done.stderr, done.stderr
