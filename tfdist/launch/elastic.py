@@ -331,8 +331,8 @@ class ElasticJob:
         self._unwanted = unwanted
         if moved and not hosts.is_only_here:
             complain(
-                f"the slots of {numbers(sorted(moved))} were removed: the job goes on "
-                "without them as soon as --min-np ranks are left"
+                f"the slots of {numbers(sorted(moved))} were removed: what runs there "
+                "leaves as soon as --min-np other ranks are left"
             )
 
     def _carry_out(self, actions: list[Action]) -> None:
