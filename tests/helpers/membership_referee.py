@@ -147,8 +147,8 @@ class Referee:
         is_over = self.stop is not None or self.has_finished() or self.is_ending
         if not is_over and not self.preempting and not self.preempted:
             least, most = self.settings["min_size"], self.settings["max_size"]
-            room = max(least, slots)
-            size = min(most, room)
+            size = min(most, max(least, slots))
+            room = max(slots, min(self.room, least))  # no slots of a lost host
             if size > self.wanted or room > self.room or unwanted - self.unwanted:
                 self.start_failures = 0
             self.wanted, self.room, self.unwanted = size, room, unwanted

@@ -316,9 +316,17 @@ def test_the_ranks_of_a_removed_host_leave_and_others_are_started(start, capsys)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("the hosts have 3 slots now: the job grows to 3 ranks")
     assert lines[1].endswith(
-        "the slots of rank 1 were removed: what runs there leaves as soon as --min-np "
-        "other ranks are left"
+        "the slots of rank 1 were removed, and will be left once --min-np other ranks "
+        "are there"
     )
     assert lines[2].endswith(f"newcomer 4 (process {os.getpid()}) is started on c")
     job.discover(a=1, c=1)
     assert "rank 1 " not in capsys.readouterr().err  # this is told once
+
+
+def test_removed_slots_are_not_reported_when_the_job_ends(start, capsys):
+    job = start(a=1, b=1)
+    job.own.preempt()
+    capsys.readouterr()
+    job.discover(a=1, c=2)
+    assert capsys.readouterr().err == ""

@@ -161,6 +161,27 @@ def test_a_removed_host_that_is_lost_with_its_last_process_comes_back(pool):
     assert len(pool.watched) == 2
 
 
+def test_processors_are_reported_in_the_order_of_the_ranks(pool, capsys):
+    """This host is known before the others, but may be listed after them."""
+    pool.hosts = [Host("a", 2), Host("localhost", 1, is_local=True)]
+    pool._bound = {1: [(0,)], 0: [[2], [3]]}
+    assert [line.split(" may")[0] for line in pool._binding_lines()] == [
+        *("rank 0 on a", "rank 1 on a", "rank 2 on localhost")
+    ]
+
+
+def test_an_agent_is_kept_as_long_as_its_host_has_slots(pool):
+    pool.list(localhost=1, a=1)
+    pool.ready(1)
+    pool.slots._least = 2
+    assert pool.list(localhost=1) == 2
+    pool.poll()
+    assert 1 in pool.agents
+    assert pool.list(localhost=2) == 2
+    pool.poll()
+    assert 1 not in pool.agents
+
+
 def test_this_host_may_be_added_later(pool):
     pool.list(a=1)
     pool.ready(1)

@@ -1126,6 +1126,20 @@ def test_others_that_get_sigterm_leave_first():
     assert places(actions) == {2: 0, 1: 1}
 
 
+def test_the_slots_of_a_lost_host_are_not_made_up_for_on_others():
+    """Neither when the script stops listing it."""
+    job = Job(2, min_size=2)
+    job.membership.set_room(1, job.now_s, [1])
+    assert of(Start, job.lose(1)) == []
+    assert job.resize(1) == []
+    [stop, _] = job.ask(0)
+    assert "room for only 1 rank" in stop.reason
+    job = Job(3, min_size=2)
+    assert job.resize(1) == [AskStep(1)]  # without a lost host, they are kept
+    assert members(of(Dismiss, job.ask(0, 1, 2))) == [2]
+    assert of(Start, job.lose(1)) == [Start(3)]
+
+
 def test_a_slow_member_on_a_removed_slot_is_not_replaced_twice():
     job = Job(2, min_size=2)
     assert job.resize(2, unwanted={0, 1}) == [Start(2), Start(3)]

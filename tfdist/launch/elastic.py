@@ -100,7 +100,7 @@ class ElasticJob:
         self._got_sigterm: set[int] = set()  # members
         self._told_slow: set[int] = set()  # members that have asked to be replaced
         self._hosts: HostPool | None = None
-        self._unwanted: set[int] = set()  # processes on slots that were removed
+        self._unwanted: frozenset[int] = frozenset()  # on slots that were removed
         self._lost_hosts: set[int] = set()
         self._has_begun = False
         self._has_ended = False
@@ -320,19 +320,19 @@ class ElasticJob:
             who = "this host has" if hosts.is_only_here else "the hosts have"
             limit = " (--min-np)" if number < size else ""
             complain(f"{who} {slots} now: the job {verb} to {_ranks(size)}{limit}")
-        self._report_removed_slots(unwanted, hosts)
+        self._report_removed_slots(hosts)
         self._grows = True
         self._carry_out(actions)
         self._grows = False
 
-    def _report_removed_slots(self, unwanted: set[int], hosts: HostPool) -> None:
-        ranks = self._membership.ranks
+    def _report_removed_slots(self, hosts: HostPool) -> None:
+        ranks, unwanted = self._membership.ranks, self._membership.unwanted
         moved = [ranks[one] for one in unwanted - self._unwanted if one in ranks]
         self._unwanted = unwanted
         if moved and not hosts.is_only_here:
             complain(
-                f"the slots of {numbers(sorted(moved))} were removed: what runs there "
-                "leaves as soon as --min-np other ranks are left"
+                f"the slots of {numbers(sorted(moved))} were removed, and will be "
+                "left once --min-np other ranks are there"
             )
 
     def _carry_out(self, actions: list[Action]) -> None:

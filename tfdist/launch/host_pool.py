@@ -100,7 +100,7 @@ class HostPool:
         """Prints the processors of all slots, if the user wants to know them."""
         self._warn_of_bindings()
         if self._job.options.report_bindings:
-            complain(*self._binding_lines([*self._bound]))
+            complain(*self._binding_lines())
 
     def attach(self, supervisor: Supervisor) -> None:
         """Sets who watches the connections that are made later, and the processes."""
@@ -147,7 +147,9 @@ class HostPool:
 
     def _by_rank(self) -> dict[int, tuple[int, Sequence[int]]]:
         """Returns host and processors by the rank that a slot has if all are used."""
-        pairs = [(host, them) for host, parts in self._bound.items() for them in parts]
+        pairs = [
+            (host, them) for host in sorted(self._bound) for them in self._bound[host]
+        ]
         return dict(enumerate(pairs))
 
     def _warn_of_bindings(self) -> None:
@@ -161,14 +163,11 @@ class HostPool:
                 complain(f"warning: {text}")
                 self._warned.add(text)
 
-    def _binding_lines(self, numbers: Collection[int]) -> list[str]:
-        found = {
-            rank: (self.hosts[host].name, them)
-            for rank, (host, them) in self._by_rank().items()
-            if host in numbers
-        }
-        bound = {rank: them for rank, (_, them) in found.items()}
-        return binding.lines(bound, {rank: name for rank, (name, _) in found.items()})
+    def _binding_lines(self) -> list[str]:
+        by_rank = self._by_rank()
+        bound = {rank: them for rank, (_, them) in by_rank.items()}
+        names = {rank: self.hosts[host].name for rank, (host, _) in by_rank.items()}
+        return binding.lines(bound, names)
 
     # ---- changes of an elastic job ----
 
@@ -270,7 +269,13 @@ class HostPool:
     def _report_new(self, number: int) -> None:
         self._warn_of_bindings()
         if self._job.options.report_bindings:
-            complain(*self._binding_lines([number]))
+            name = self.hosts[number].name
+            complain(
+                *(
+                    f"slot {index} of {name} may use processors {binding.ranges(them)}"
+                    for index, them in enumerate(self._bound[number])
+                )
+            )
 
     def _give_up(self, number: int) -> None:
         """Ends the agent of a host that has failed, or is not listed any more."""
@@ -298,7 +303,8 @@ class HostPool:
     def _end_unused_agents(self) -> None:
         """Ends the agents of hosts that were removed, and have no processes left."""
         unlisted = self.agents.keys() - self._listed.keys() - self._deadlines_s.keys()
-        unused = unlisted - {self.slots.host_of(member) for member in self.running}
+        running = {self.slots.host_of(member) for member in self.running}
+        unused = unlisted - running - self.slots.hosts
         for number in unused:
             self.agents[number].finish()
             self._remove(number)

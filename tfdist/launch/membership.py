@@ -172,8 +172,8 @@ class Membership(Decisions):
         `max_size`. Nothing changes once a member has ended with exit code 0: the
         training is at its end then.
 
-        More places for newcomers start a new series of them: earlier ones that have
-        failed before they were ready do not count any more.
+        If places are added, the count of newcomers that ended before they were ready
+        begins again at 0.
 
         Args:
             room: number of slots.
@@ -184,8 +184,9 @@ class Membership(Decisions):
         is_ending = self._is_ending or self._is_preempting or self.preempted
         if self._is_over() or is_ending:
             return []
-        room = max(room, self._min_size)
-        size = min(room, self._max_size)
+        size = min(max(room, self._min_size), self._max_size)
+        # Not more than there is: the slots of a lost host are gone.
+        room = max(room, min(self._room, self._min_size))
         is_more = size > self._size or room > self._room
         if is_more or not self._unwanted.issuperset(unwanted):
             self.start_failures = 0

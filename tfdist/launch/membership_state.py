@@ -144,6 +144,11 @@ class MembershipState:
         return self._size
 
     @property
+    def unwanted(self) -> frozenset[int]:
+        """Processes on slots that were removed."""
+        return frozenset(self._unwanted)
+
+    @property
     def surplus(self) -> frozenset[int]:
         """Newcomers that were killed because they were no longer needed."""
         return frozenset(self._surplus)
@@ -189,10 +194,10 @@ class MembershipState:
         return [*asked, *staying[most:]]
 
     def _fewest_staying(self) -> int:
-        """Returns how many members stay although their slots were removed.
+        """Returns the smallest number of members that may stay.
 
-        Newcomers that are ready count as members. One member has to give them its
-        state.
+        Newcomers that are ready count as members, if there is room for all of them to
+        join. One member has to give them its state.
         """
         is_joined = self._min_size <= self._target()
         return max(1, self._min_size - (len(self._ready()) if is_joined else 0))
@@ -235,7 +240,10 @@ class MembershipState:
         return min(self._size, self._room)
 
     def _vacancies(self) -> int:
-        """Returns the number of places for newcomers when all others have left."""
+        """Returns the number of places for newcomers.
+
+        Members that leave, or whose slots were removed, count as gone.
+        """
         going = self._unwanted.union(self._leaving())
         return max(
             0, self._target() - len([m for m in self._members() if m not in going])

@@ -139,10 +139,11 @@ class RankStarter:
             log = self._open_log(f"{name.replace(' ', '-')}.log")
             own = self._job.output_of(rank, log)
             own.name = name
-            if remote := self._pool.agents.get(slot.host):
-                self._start_remote(remote, own, variables, slot, member)
-            else:
+            if self._pool.hosts[slot.host].is_local:
                 self._start(own, variables, slot, member)
+            else:
+                remote = self._pool.agents[slot.host]
+                self._start_remote(remote, own, variables, slot, member)
         except OSError as error:
             complain(f"{name} cannot be started: {error}")
             return False

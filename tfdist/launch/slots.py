@@ -17,7 +17,7 @@ class Slots:
 
     Args:
         slots: all slots; the first ones are those of the ranks at the start.
-        least: number of slots that `change` leaves, if there have been as many.
+        least: `change` keeps at least this many slots, if so many existed before.
 
     Example:
         >>> from tfdist.launch.hosts import Slot
@@ -39,6 +39,11 @@ class Slots:
     def room(self) -> int:
         """Number of slots."""
         return len(self._slots)
+
+    @property
+    def hosts(self) -> set[int]:
+        """Hosts that have slots."""
+        return {slot.host for slot in self._slots}
 
     def change(self, slots: Sequence[Slot], running: Collection[int]) -> None:
         """Replaces the slots by others.

@@ -30,7 +30,7 @@ def followed_by(step: _Step, after: Callable[[Any], Any]) -> _Step:
 
 
 def parts_of(step: _Step) -> tuple[_Step, Callable[[Any], Any] | None]:
-    """Returns the arguments of `followed_by`; None for a step without addition."""
+    """Returns the original step, and what follows it; None if nothing does."""
     found: tuple[_Step, Callable[[Any], Any] | None] = getattr(
         step, _PARTS, (step, None)
     )
@@ -40,8 +40,8 @@ def parts_of(step: _Step) -> tuple[_Step, Callable[[Any], Any] | None]:
 def remake_train_function(model: Any, after: Callable[[Any], Any]) -> None:
     """Makes the train function of a model again, with `after` after each step.
 
-    With `steps_per_execution`, it follows each of the steps. A model with its own
-    `make_train_function` may leave it out.
+    With `steps_per_execution`, `after` runs after each single step. A custom
+    `make_train_function` of the model may ignore it.
 
     Args:
         model: a compiled Keras model.
