@@ -1137,6 +1137,7 @@ def test_the_slots_of_a_lost_host_are_not_made_up_for_on_others():
     job = Job(3, min_size=2)
     assert job.resize(1) == [AskStep(1)]  # without a lost host, they are kept
     assert members(of(Dismiss, job.ask(0, 1, 2))) == [2]
+    job.lose(2)
     assert of(Start, job.lose(1)) == [Start(3)]
 
 
