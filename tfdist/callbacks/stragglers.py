@@ -58,12 +58,11 @@ class Stragglers(RankCallback):
         seconds: seconds for which a rank has to be slow before it is reported; above 0;
             default 30.
         replace: whether a slow rank is replaced, in an elastic job (`tfdistrun
-            --min-np`). tfdistrun starts another process, on the
-            same host if the job has only one. When it is
-            ready, the slow rank ends after a step, as after SIGTERM, and the new
-            process continues in its place. At most one rank in ten minutes is replaced,
-            so that a rank that is slow because of its host is not replaced again and
-            again.
+            --min-np`). tfdistrun starts another process, on the same host if the job
+            has only one. When it is ready, the slow rank ends after a step, as after
+            SIGTERM, and the new process continues in its place. At most one rank in ten
+            minutes is replaced, so that a rank that is slow because of its host is not
+            replaced again and again.
         batch: samples of this rank in a step. If it is given, on all ranks, times are
             compared per sample, so that a rank with larger batches is not slow for
             that reason. Default: all ranks have the same number.

@@ -19,6 +19,7 @@ PERIOD_S = 1.0  # from the end of a run of the script to the next one
 LIMIT_S = 10.0  # for one run
 _STEP_S = 0.1  # between two checks whether the job has ended
 _END_S = 0.5  # from the end of the output to the end of the script
+_CLOSE_S = 2.0  # for the thread to end the script and itself
 _MAX_BYTES = 64 << 10  # of the output that is read
 _MAX_SHOWN = 80  # characters of the output in a message
 
@@ -55,9 +56,10 @@ def hosts_of(text: str, script: str) -> list[Host]:
     if not text.strip():
         raise DiscoveryError("empty", f"{script} printed nothing; {expected}")
     try:
-        return mark_local(parse_file(text, script))
+        return mark_local(parse_file(text, f"output of {script}"))
     except HostsError as error:
-        raise DiscoveryError("malformed", f"{error}; {expected}") from None
+        advice = "print host:slots for each host with room, for example localhost:4"
+        raise DiscoveryError("malformed", f"{error}; {advice}") from None
 
 
 class HostDiscovery:
@@ -120,7 +122,7 @@ class HostDiscovery:
         """Ends the thread, and the script if it runs."""
         self._ends.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_S)  # it may wait for the lookup of a host name
 
     def _look(self) -> list[Host] | DiscoveryError | None:
         """Runs the script; returns what has changed since the last run, if anything."""
@@ -138,7 +140,9 @@ class HostDiscovery:
             process = start_outsider([str(Path(self.script).absolute())])
         except OSError as error:
             raise DiscoveryError(
-                "start", f"{self.script} cannot be started: {error.strerror}"
+                "start",
+                f"{self.script} cannot be started: {error.strerror}; expected a "
+                "program, or a script that begins with a line such as #!/bin/sh",
             ) from None
         grace_s = 0.0
         try:

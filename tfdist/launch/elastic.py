@@ -189,7 +189,8 @@ class ElasticJob:
             if rank is None and self._membership.start_failures == START_FAILURES:
                 complain(
                     "no more replacements are started, because the last "
-                    f"{START_FAILURES} ended before they were ready to join"
+                    f"{START_FAILURES} ended before they were ready to join: see "
+                    "their output. The job goes on while --min-np ranks are left"
                 )
         self._carry_out(actions)
         self._pids.pop(member, 0)

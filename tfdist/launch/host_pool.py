@@ -62,7 +62,7 @@ class HostPool:
         self.slots = Slots(job.plan.slots, least=job.options.min_size or 0)
         self._bound = dict(job.plan.bound)  # host → processors of its slots
         self._warned: set[str] = set()
-        # What the discovery script lists: names of hosts → their numbers, and slots.
+        # The hosts that the discovery script lists: their numbers by name, their slots.
         self._numbers = {_key(host): number for number, host in enumerate(self.hosts)}
         self._listed = {number: host.slots for number, host in enumerate(self.hosts)}
         self._failed: set[int] = set()  # hosts that were lost, or cannot be used

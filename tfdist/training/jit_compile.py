@@ -32,7 +32,7 @@ import tensorflow as tf
 from tfdist.collectives.tf_ops import xla_context
 from tfdist.core import runtime
 from tfdist.gradients import xla
-from tfdist.training.train_steps import followed_by, parts_of
+from tfdist.training.train_steps import followed_by, parts_of, replaced_step
 
 _logger = logging.getLogger("tfdist")
 _MARK = "_tfdist_split"  # attribute of a train function that splits its steps
@@ -309,16 +309,12 @@ def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             return original()
         if model.train_function is not None:
             return model.train_function
-        step, own = model.train_step, vars(model).get("train_step")
-        object.__setattr__(model, "train_step", split(step))
         model.jit_compile = False
         try:
-            original()
+            with replaced_step(model, split(model.train_step)):
+                original()
         finally:
             model.jit_compile = True
-            object.__delattr__(model, "train_step")
-            if own is not None:
-                object.__setattr__(model, "train_step", own)
         setattr(model.train_function, _MARK, True)
         return model.train_function
 

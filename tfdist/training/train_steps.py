@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _PARTS = "_tfdist_parts"  # attribute of a step: the original step, and what follows it
@@ -29,12 +30,24 @@ def followed_by(step: _Step, after: Callable[[Any], Any]) -> _Step:
     return both
 
 
-def parts_of(step: _Step) -> tuple[_Step, Callable[[Any], Any] | None]:
+def parts_of(step: _Step) -> _Parts:
     """Returns the original step, and what follows it; None if nothing does."""
-    found: tuple[_Step, Callable[[Any], Any] | None] = getattr(
-        step, _PARTS, (step, None)
-    )
-    return found
+    parts: _Parts = getattr(step, _PARTS, (step, None))
+    return parts
+
+
+@contextlib.contextmanager
+def replaced_step(model: Any, step: _Step) -> Iterator[None]:
+    """Makes `step` the `train_step` of a model while its train function is made."""
+    own = vars(model).get("train_step")
+    # Bypass setattr: Keras would track it as a part of the model.
+    object.__setattr__(model, "train_step", step)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "train_step")
+        if own is not None:
+            object.__setattr__(model, "train_step", own)
 
 
 def remake_train_function(model: Any, after: Callable[[Any], Any]) -> None:
@@ -48,13 +61,6 @@ def remake_train_function(model: Any, after: Callable[[Any], Any]) -> None:
         after: function that gets the logs of the step, and returns those of the train
             function.
     """
-    own = vars(model).get("train_step")
-    # Bypass setattr: Keras would track it as a part of the model.
-    object.__setattr__(model, "train_step", followed_by(model.train_step, after))
-    try:
+    with replaced_step(model, followed_by(model.train_step, after)):
         model.train_function = None  # a custom make_train_function may ignore `force`
         model.make_train_function(force=True)
-    finally:
-        object.__delattr__(model, "train_step")
-        if own is not None:
-            object.__setattr__(model, "train_step", own)

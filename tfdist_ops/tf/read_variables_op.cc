@@ -28,13 +28,18 @@ class ReadVariablesOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* ctx) override {
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-      OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, i), &variable));
+      const tensorflow::ResourceHandle& handle = HandleFromInput(ctx, i);
+      OP_REQUIRES_OK(ctx, LookupResource(ctx, handle, &variable));
       tensorflow::tf_shared_lock lock(*variable->mu());
       const tensorflow::Tensor& value = *variable->tensor();
       OP_REQUIRES(ctx, variable->is_initialized,
-                  absl::FailedPreconditionError("a variable is not initialized"));
-      OP_REQUIRES(ctx, value.dtype() == dtypes_[static_cast<size_t>(i)],
-                  absl::InvalidArgumentError("a variable has another type than expected"));
+                  absl::FailedPreconditionError("expected an initialized variable, " +
+                                                handle.name() + " is not initialized"));
+      const tensorflow::DataType expected = dtypes_[static_cast<size_t>(i)];
+      OP_REQUIRES(ctx, value.dtype() == expected,
+                  absl::InvalidArgumentError(
+                      "expected a variable of type " + tensorflow::DataTypeString(expected) +
+                      ", got " + tensorflow::DataTypeString(value.dtype()) + ": " + handle.name()));
       // Otherwise an update writes to new memory as long as this output is in use.
       const bool needs_copy = variable->copy_on_read_mode.load();
       ctx->set_output(i, needs_copy ? tensorflow::tensor::DeepCopy(value) : value);
