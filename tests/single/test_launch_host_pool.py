@@ -1,10 +1,11 @@
 """The hosts of a job, which a discovery script adds and removes, without processes."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from tfdist.launch import host_pool, options
+from tfdist.launch import agent_job, host_pool, options
 from tfdist.launch.host_pool import HostPool
 from tfdist.launch.hosts import Host, Slot
 from tfdist.launch.job import Plan
@@ -65,6 +66,8 @@ class Pool(HostPool):
 
 @pytest.fixture
 def pool(monkeypatch):
+    for name in agent_job.missed(os.environ, {}):  # tfdistrun warns of these
+        monkeypatch.delenv(name)
     monkeypatch.setattr(host_pool.remote, "RemoteHost", Agent)
     return Pool()
 

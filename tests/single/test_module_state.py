@@ -71,6 +71,7 @@ ATTRIBUTES = {
     "callbacks/_loss_weighting.py": {"_tfdist_before"},
     "callbacks/_save_guard.py": {"_tfdist_guards"},
     "horovod/_unreduced.py": {"_tfdist_guarded"},
+    "training/train_steps.py": {"_tfdist_parts"},
     # Also seen through wrappers of a train function.
     "training/jit_compile.py": {"_tfdist_split", "_tfdist_makes"},
 }
