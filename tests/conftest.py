@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.deadline import DeadlinePassedError
+from helpers.deadline import PATIENCE, DeadlinePassedError
 
 # A plug-in would do the same by the same signal, and be one more thing to install.
-TEST_TIMEOUT_S = 120.0
+TEST_TIMEOUT_S = 120.0 * PATIENCE
 SLOW_TIMEOUT_S = 1200.0
 # What an engine says that cannot do something.
 REFUSED = re.compile(
@@ -32,7 +32,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     limit_s = SLOW_TIMEOUT_S if item.get_closest_marker("slow") else TEST_TIMEOUT_S
     own = item.get_closest_marker("deadline")
     if own is not None:
-        limit_s = own.args[0]
+        limit_s = own.args[0] * PATIENCE
 
     def alarm(signum: int, frame: object) -> None:
         del signum, frame

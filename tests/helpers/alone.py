@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from helpers.deadline import PATIENCE
+
 TESTS = Path(__file__).resolve().parents[1]
 _INSIDE = "TEST_RUNS_ALONE"
 
@@ -31,7 +33,7 @@ def alone(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., Non
                 env={**os.environ, _INSIDE: "1"},
                 capture_output=True,
                 text=True,
-                timeout=timeout_s,
+                timeout=PATIENCE * timeout_s,
             )
             assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

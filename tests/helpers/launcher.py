@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from helpers.deadline import PATIENCE
 
 # With stacks of its threads on standard error, where it must be aborted.
 TFDISTRUN = [sys.executable, "-X", "faulthandler", "-m", "tfdist.launch"]
@@ -98,17 +99,21 @@ def _hear_hangups() -> None:
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 30.0) -> Run:
-    """Waits for the end; aborts it, and fails, when it does not come."""
+    """Waits for the end; aborts it, and fails, when it does not come.
+
+    The limit is for an idle machine (see `PATIENCE`).
+    """
     before = time.monotonic()
+    limit_s = PATIENCE * timeout_s
     try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
+        stdout, stderr = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         children = psutil.Process(process.pid).children(recursive=True)
         left = "\n".join(f"{child}" for child in children)
         process.send_signal(signal.SIGABRT)
         stdout, stderr = process.communicate(timeout=10.0)
         raise AssertionError(
-            f"tfdistrun did not end in {timeout_s} s:\n{stdout}\n{stderr}\n{left}"
+            f"tfdistrun did not end in {limit_s:g} s:\n{stdout}\n{stderr}\n{left}"
         ) from None
     return Run(process.returncode, stdout, stderr, time.monotonic() - before)
 
@@ -150,13 +155,15 @@ def marked(marker: str) -> list[int]:
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> float:
     """Waits until `condition()` holds; returns the seconds it took.
 
+    The limit is for an idle machine (see `PATIENCE`).
+
     Raises:
         AssertionError: it did not in time.
     """
-    before = time.monotonic()
+    before, limit_s = time.monotonic(), PATIENCE * timeout_s
     while not condition():
-        if time.monotonic() - before > timeout_s:
-            raise AssertionError(f"not within {timeout_s} s")
+        if time.monotonic() - before > limit_s:
+            raise AssertionError(f"not within {limit_s:g} s")
         time.sleep(0.01)
     return time.monotonic() - before
 

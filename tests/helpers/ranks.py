@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import wire
+from helpers.deadline import PATIENCE
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
@@ -131,7 +132,8 @@ class Pool:
             function: module-level function of a test file.
             size: number of ranks.
             *args: the same for every rank.
-            timeout_s: seconds for the whole call; ranks that take longer are killed.
+            timeout_s: seconds for the whole call on an idle machine; ranks that take
+                `PATIENCE` times as long are killed.
             env: TFDIST_* variables for this call.
             init: whether the worker calls `tfdist.init()` before and
                 `tfdist.shutdown()` after the function.
@@ -145,7 +147,8 @@ class Pool:
         self._start(size)
         self._clear(size)
         self._calls += 1
-        deadline = time.monotonic() + timeout_s
+        limit_s = PATIENCE * timeout_s
+        deadline = time.monotonic() + limit_s
         job = f"tests {os.getpid()} {id(self)} {self._calls}"
         marks = {rank: self._workers[rank].log.stat().st_size for rank in range(size)}
         for rank in range(size):
@@ -164,7 +167,7 @@ class Pool:
             }
             wire.send(self._workers[rank].channel, request)
         try:
-            answers = self._collect(range(size), deadline, marks, timeout_s)
+            answers = self._collect(range(size), deadline, marks, limit_s)
         except BaseException:  # the test's own deadline, Ctrl-C: no answer is awaited
             self._kill_all()
             raise
