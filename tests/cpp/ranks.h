@@ -27,7 +27,7 @@ constexpr int kSlowness = 10;  // instrumented code, four ranks of it on two pro
 #else
 constexpr int kSlowness = 1;
 #endif
-// For anything, unless a test says more. On a busy machine much takes over 20 s.
+// For anything, unless a test says more. Some waits take over 20 s on a busy machine.
 constexpr int kWaitSeconds = 60 * kSlowness;
 
 Config TestConfig();

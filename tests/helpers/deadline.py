@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# Limits of tests are what a fast, idle machine keeps with ease. They are there to end
-# what hangs, so a slow or busy machine has this many times as long.
+# A limit ends a test that hangs. Each is written for an idle machine, and multiplied by
+# this for slow and busy ones. What a test asserts about times is not.
 PATIENCE = 3.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -21,8 +21,12 @@ class DeadlinePassedError(BaseException):
 
 
 def deadline(seconds: float) -> Callable[[_Function], _Function]:
-    """Decorates a test that must end within `seconds` (main thread only), on an idle
-    machine: the limit is `PATIENCE` times as long."""
+    """Decorates a test that may not hang (main thread only).
+
+    Args:
+        seconds: limit for an idle machine; the test is ended after `PATIENCE` times as
+            long.
+    """
     limit_s = PATIENCE * seconds
 
     def alarm(signum: int, frame: object) -> None:
