@@ -101,8 +101,14 @@ def test_a_spare_joins_at_the_end_of_an_epoch_with_and_without_validation(
 @deadline(300)
 @pytest.mark.parametrize(
     "compiled",
-    [{"steps_per_execution": 2}, {"run_eagerly": True}, {"jit_compile": True}],
-    ids=lambda options: next(iter(options)),
+    [
+        {"steps_per_execution": 2},
+        {"run_eagerly": True},
+        {"jit_compile": True},
+        {"per_rank_batch": 5},
+        {"per_rank_batch": 5, "steps_per_execution": 2},
+    ],
+    ids=lambda options: "-".join(options),
 )
 def test_all_ways_to_compile_go_on(tmp_path, compiled):
     steps, _ = train(

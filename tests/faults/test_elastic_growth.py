@@ -1,6 +1,7 @@
 """Elastic jobs that grow and shrink with a discovery script: no step is lost."""
 
 import itertools
+import json
 import sys
 import time
 
@@ -9,10 +10,12 @@ import pytest
 from faults.test_elastic_preemption import lines
 from helpers import elastic_client
 from helpers.deadline import deadline
-from helpers.elastic_fit_program import check
+from helpers.elastic_fit_program import check, ends_of_steps
 from helpers.elastic_program import expected
 from helpers.launcher import finish, start, until
 from helpers.slots import Slots
+
+from tfdist.data import epoch_order
 
 pytestmark = pytest.mark.faults
 
@@ -148,6 +151,64 @@ def test_a_loop_grows_and_shrinks_and_uses_each_sample_as_often(tmp_path):
     assert not any("was lost" in line for line in done.report)
 
 
+_BATCHES = """
+import json, os, signal, sys, time
+from pathlib import Path
+import tensorflow as tf, tfdist
+tfdist.init()
+epochs, kill = int(sys.argv[1]), Path("kill")
+uses = tf.Variable(tf.zeros([53]))
+state = tfdist.elastic.State(uses)
+commits = os.open("commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for rows in state.batches(53, per_rank_batch=5, epochs=epochs, seed=4):
+    rank, size = tfdist.rank(), tfdist.size()
+    if rank == 1 and kill.exists():
+        kill.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with tfdist.DistributedGradientTape(op=tfdist.ReduceOp.SUM) as tape:
+        loss = -tf.reduce_sum(tf.gather(uses, rows))
+    uses.assign_sub(tape.gradient(loss, uses))
+    time.sleep(0.02)
+    if state.commit():
+        line = {"step": state.committed, "rank": rank, "size": size,
+                "rows": rows.tolist(), "position": state.position}
+        os.write(commits, (json.dumps(line) + "\\n").encode())
+print("uses", json.dumps(uses.numpy().tolist()))
+"""
+
+
+@pytest.mark.slow
+@deadline(120)
+def test_with_batches_per_rank_each_sample_is_used_at_most_once_in_an_epoch(tmp_path):
+    slots = Slots(tmp_path, 1)
+    (tmp_path / "batches.py").write_text(_BATCHES)
+    options = slots.options(np=1, most=3)
+    process = start(tmp_path, *options, sys.executable, "batches.py", "60")
+    follow(tmp_path, slots, [1, 3])
+    (tmp_path / "kill").touch()
+    done = finish(process, 90.0)
+    assert done.code == 0, done.stdout + done.stderr
+    rows = lines(tmp_path / "commits")
+    steps = {step: [] for step in range(1, rows[-1]["step"] + 1)}
+    for row in sorted(rows, key=lambda row: row["rank"]):
+        steps[row["step"]].append(row)
+    assert all(len(own) == own[0]["size"] for own in steps.values())
+    epoch, used, uses = 0, 0, np.zeros(53)
+    for own in steps.values():
+        batch = np.concatenate([row["rows"] for row in own])
+        if used + len(batch) > 53:  # the ranks have become more
+            epoch, used = epoch + 1, 0
+        order = epoch_order(53, seed=4, epoch=epoch)
+        assert np.array_equal(batch, order[used : used + len(batch)])
+        uses[batch] += 1
+        used += len(batch)
+        if used + len(batch) > 53:
+            epoch, used = epoch + 1, 0
+        assert {row["position"] for row in own} == {epoch * 53 + used}
+    assert epoch == 60 and json.dumps(uses.tolist()) in done.stdout
+    assert {2, 3} <= {row["size"] for row in rows}
+
+
 # ---- model.fit ----
 
 
@@ -167,6 +228,45 @@ def test_a_fit_grows_and_shrinks_and_uses_each_sample_as_often(tmp_path):
     assert_grown(sizes_of(rows, 0))
     assert set(tries_after_leaving(rows)) == {1}  # who leaves costs no step
     assert not any("was lost" in line for line in done.report)
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_with_a_batch_per_rank_an_epoch_has_fewer_steps_on_more_ranks(tmp_path):
+    (tmp_path / "slow").touch()
+    slots = Slots(tmp_path, 2)
+    compiled = json.dumps({"per_rank_batch": 5})
+    program = ["-m", "helpers.elastic_fit_program", str(tmp_path), "100000", compiled]
+    process = start(tmp_path, *slots.options(np=2), sys.executable, *program)
+    follow(tmp_path, slots, [2, 4, 3, 1, 4])
+    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 15
+    finish_at(tmp_path, process, epochs)
+    check(tmp_path, epochs)
+    steps = [len(ends) for ends in ends_of_steps(tmp_path, epochs)]
+    # 53 samples in steps of 5 on each rank
+    assert {2, 3, 5, 10} <= set(steps) and steps[0] == 5 and steps[-1] == 2
+
+
+@deadline(120)
+def test_a_step_for_which_the_samples_do_not_suffice_any_more_is_left_out(tmp_path):
+    """One rank has used 45 of 53 samples when a second one joins: a step needs 10."""
+    hold = tmp_path / "hold-0-2-9-before"
+    hold.touch()
+    slots = Slots(tmp_path, 1)
+    compiled = json.dumps({"per_rank_batch": 5})
+    program = ["-m", "helpers.elastic_fit_program", str(tmp_path), "12", compiled]
+    process = start(tmp_path, *slots.options(np=1, most=2), sys.executable, *program)
+    until((tmp_path / "traced-0").exists, 60.0)
+    slots.set(2)
+    until(lambda: len(list(tmp_path.glob("traced-*"))) == 2, 60.0)
+    time.sleep(1.0)  # until it waits for the other rank
+    hold.unlink()
+    done = finish(process, 60.0)
+    assert done.code == 0, done.stdout + done.stderr
+    check(tmp_path, 12)
+    ends = ends_of_steps(tmp_path, 12)
+    alone, together = list(range(5, 55, 5)), list(range(10, 60, 10))
+    assert ends == [alone, alone, alone[:9], *[together] * 9]
 
 
 # ---- ranks for which the batch has no sample ----

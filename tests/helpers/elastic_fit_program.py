@@ -5,15 +5,21 @@
 JSON has options of `compile`, "slow_member": 1 to make this member slow and replace it,
 and "checkpoint": true to save the model in FOLDER/saved every 50 steps and on SIGTERM,
 and to continue with the newest file there; each model with a smaller error than before
-is saved as FOLDER/best-STEP.keras. The model counts how often each sample was used,
-exactly. Each rank appends a line for each step that has ended to FOLDER/commits, with
-the number of tries, of which all but one were undone. It writes its history to
-FOLDER/history-MEMBER.json; rank 0 writes FOLDER/result.npz. A file
-FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place: "before"
-or "after" the step, after a step of the "validation", or at the "end" of the epoch
-(STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is "fit").
-FOLDER/term-... makes it send SIGTERM to itself. If there is a file FOLDER/stop with a
-number, all ranks stop after so many epochs.
+is saved as FOLDER/best-STEP.keras. With "per_rank_batch", each rank uses so many
+samples in a step, so that the number of steps of an epoch follows the number of ranks.
+
+The model counts how often each sample was used, exactly. Each rank appends a line for
+each step that has ended to FOLDER/commits, with the number of tries, of which all but
+one were undone. It writes its history to FOLDER/history-MEMBER.json; rank 0 writes
+FOLDER/result.npz. A member writes FOLDER/traced-MEMBER when it has run a step, alone
+if it is a newcomer.
+
+A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place:
+"before" or "after" the step, after a step of the "validation", or at the "end" of the
+epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is
+"fit"). FOLDER/term-... makes it send SIGTERM to itself; FOLDER/hold-... makes it wait
+until the file is removed. If there is a file FOLDER/stop with a number, all ranks stop
+after so many epochs.
 """
 
 import json
@@ -32,25 +38,39 @@ SLOW_STEP_S = 0.02
 VALIDATION_FREQ = 10
 
 
-def _expected(epochs):
+def _expected(ends_of_steps):
     """The uses of each sample, and the mean absolute errors of each epoch.
 
-    Those of its steps, and those of all samples after it.
+    Those of its steps, and those of all samples after it. `ends_of_steps` has for each
+    epoch the numbers of samples that were used after each of its steps.
     """
-    from tfdist.data import samples_of_step
+    from tfdist.data import epoch_order
 
     uses, metrics, after = np.zeros(SAMPLES), [], []
-    for epoch in range(epochs):
-        errors = []
-        for step in range(epoch * STEPS, (epoch + 1) * STEPS):
-            rows = samples_of_step(
-                SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, step=step, rank=0, size=1
-            )
-            errors.append(abs(rows - uses[rows]).mean())
-            uses[rows] += 1
-        metrics.append(np.mean(errors))
+    for epoch, ends in enumerate(ends_of_steps):
+        order = epoch_order(SAMPLES, seed=SEED, epoch=epoch)
+        rows = order[: ends[-1]]  # each is used once
+        metrics.append(abs(rows - uses[rows]).mean())
+        uses[rows] += 1
         after.append(abs(np.arange(SAMPLES) - uses).mean())
     return uses, np.array(metrics), np.array(after)
+
+
+def ends_of_steps(folder, epochs):
+    """The numbers of samples of each epoch after each step, as all ranks saw them."""
+    rows = [json.loads(line) for line in (folder / "commits").read_text().splitlines()]
+    if "used" not in rows[0]:
+        return [[(step + 1) * GLOBAL_BATCH for step in range(STEPS)]] * epochs
+    used = {}
+    for row in rows:
+        known = used.setdefault((row["epoch"], row["step"]), row["used"])
+        assert known == row["used"], f"{row} and {known} uses on another rank"
+    found, before = [], 0
+    for epoch in range(epochs):
+        steps = sorted(step for one, step in used if one == epoch)
+        found.append([used[epoch, step] - before for step in steps])
+        before += found[-1][-1]
+    return found
 
 
 def steps_of(folder):
@@ -65,7 +85,7 @@ def steps_of(folder):
 def check_uses(folder, epochs):
     """Asserts that the whole training has used each sample as often as it should."""
     result = np.load(folder / "result.npz")["uses"]
-    uses, _, _ = _expected(epochs)
+    uses, _, _ = _expected(ends_of_steps(folder, epochs))
     off = np.flatnonzero(result.round() != uses)
     assert not len(off), f"uses of samples {off}: {result[off]} and not {uses[off]}"
 
@@ -76,12 +96,17 @@ def check(folder, epochs, *, every_step=True):
     `every_step`: whether the hooks were called after every step.
     """
     check_uses(folder, epochs)
-    _, metrics, after = _expected(epochs)
+    ends = ends_of_steps(folder, epochs)
+    _, metrics, after = _expected(ends)
+    places = [
+        (epoch, step) for epoch, one in enumerate(ends) for step in range(len(one))
+    ]
     for member, steps in steps_of(folder).items():
-        numbers = [step["epoch"] * STEPS + step["step"] for step in steps]
+        own = [(step["epoch"], step["step"]) for step in steps]
         if every_step:
-            whole = list(range(numbers[0], numbers[0] + len(numbers)))
-            assert numbers == whole, f"member {member} left out or repeated a step"
+            first = places.index(own[0])
+            whole = places[first : first + len(own)]
+            assert own == whole, f"member {member} left out or repeated a step"
     histories = [json.loads(f.read_text()) for f in folder.glob("history-*.json")]
     assert histories and all(one == histories[0] for one in histories), "histories"
     found = np.array(histories[0]["mae"])
@@ -114,6 +139,8 @@ def main(folder, epochs, options):
             if wish.exists():
                 wish.unlink()  # else its replacement would die of it too
                 os.kill(os.getpid(), number)
+        while (folder / f"hold-{member}-{epoch}-{step}-{place}").exists():
+            time.sleep(0.01)
 
     class Counting(keras.Model):
         """Its weights are the uses of the samples; its loss is their sum."""
@@ -135,7 +162,9 @@ def main(folder, epochs, options):
 
             def count(iterator):
                 self.tries += 1
-                return function(iterator)
+                logs = function(iterator)
+                (folder / f"traced-{member}").touch()
+                return logs
 
             self.model.train_function = count
 
@@ -154,6 +183,8 @@ def main(folder, epochs, options):
                 **{"pid": os.getpid(), "time_s": time.monotonic()},
                 "tries": self.tries,
             }
+            if per_rank is not None:
+                line["used"] = int(self.model.uses.numpy().sum())
             self.tries = 0
             os.write(commits, (json.dumps(line) + "\n").encode())
             kill_if_asked(self.epoch, batch, "after")
@@ -183,9 +214,11 @@ def main(folder, epochs, options):
             assert self.epochs == epoch + 1, (self.epochs, epoch)
 
     rows = np.arange(SAMPLES, dtype=np.int64)
+    per_rank = options.pop("per_rank_batch", None)
     train = tfdist.data.global_batches(
         (rows, rows.astype(np.float32)[:, np.newaxis]),
-        global_batch=GLOBAL_BATCH,
+        global_batch=GLOBAL_BATCH if per_rank is None else None,
+        per_rank_batch=per_rank,
         seed=SEED,
     )
     valid = tfdist.data.global_batches(
@@ -202,11 +235,12 @@ def main(folder, epochs, options):
         others = [tfdist.callbacks.Stragglers(factor=2, seconds=1, replace=True)]
 
     def loss(y_true, y_pred):
-        """Its gradient is the mean over the samples of a step."""
-        return -y_pred * GLOBAL_BATCH
+        """Its gradient is the mean over the samples of a step, or of a rank."""
+        return -y_pred * (per_rank or GLOBAL_BATCH)
 
+    op = tfdist.ReduceOp.AVERAGE if per_rank is None else tfdist.ReduceOp.SUM
     model.compile(
-        tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)),
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op),
         loss,
         metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
         **options,

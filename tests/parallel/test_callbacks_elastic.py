@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
+from tfdist.core.rendezvous import renewal
 
 ROWS, GLOBAL_BATCH = 22, 5
 
@@ -203,9 +205,68 @@ def test_remaining_samples_are_kept_on_request_and_samples_are_mapped():
     assert mapped == [[0, 10], [20, 30]]
 
 
+def _per_rank_batches(shuffle):
+    data = tfdist.data.global_batches(
+        np.arange(11), per_rank_batch=2, seed=2, shuffle=shuffle
+    )
+    return [b.tolist() for b in data.as_numpy_iterator()], len(data)
+
+
+def test_each_rank_keeps_the_size_of_its_batch():
+    (first, steps), (second, _) = run_ranks(_per_rank_batches, 2, False)
+    assert first == [[0, 1], [4, 5]] and second == [[2, 3], [6, 7]] and steps == 2
+    (first, _), (second, _) = run_ranks(_per_rank_batches, 2, True)
+    order = tfdist.data.epoch_order(11, seed=2, epoch=0).tolist()
+    assert first[0] + second[0] + first[1] + second[1] == order[:8]
+
+
+def _fit_per_rank(start):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = np.ones((11, 1))
+    data = tfdist.data.global_batches((x, x), per_rank_batch=2)
+    own = _Records()
+    model.fit(
+        data,
+        epochs=2,
+        verbose=0,
+        callbacks=[tfdist.callbacks.Elastic(start=start), own],
+    )
+    return own.hooks
+
+
+def test_fit_with_a_batch_per_rank_has_as_many_steps_as_the_ranks_need():
+    steps = [["epoch", 0], ["step", 0], ["step", 1], ["epoch", 1]]
+    assert run_ranks(_fit_per_rank, 2, 0) == [[*steps, ["step", 0], ["step", 1]]] * 2
+
+
+def _fit_per_rank_from_a_step():
+    with pytest.raises(ValueError, match="start=3 and a per_rank_batch.*initial_epoch"):
+        _fit_per_rank(3)
+
+
+def test_a_step_of_an_earlier_job_says_nothing_about_a_batch_per_rank():
+    run_ranks(_fit_per_rank_from_a_step, 2)
+
+
+def test_a_batch_per_rank_in_an_elastic_job_needs_the_callback(monkeypatch):
+    monkeypatch.setattr(renewal, "is_elastic", lambda environ: True)
+    data = tfdist.data.global_batches(np.arange(8), per_rank_batch=2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"add Elastic\(\)"):
+        next(iter(data))
+
+
 def test_bad_arguments_say_what_was_expected():
+    tfdist.init()
     with pytest.raises(ValueError, match="for a global_batch of 9"):
         tfdist.data.global_batches(np.arange(8), global_batch=9)
+    with pytest.raises(ValueError, match="for a per_rank_batch of 9 on 1 ranks"):
+        tfdist.data.global_batches(np.arange(8), per_rank_batch=9)
+    for sizes in ({}, {"global_batch": 2, "per_rank_batch": 2}):
+        with pytest.raises(ValueError, match="either global_batch or per_rank_batch"):
+            tfdist.data.global_batches(np.arange(8), **sizes)
+    with pytest.raises(ValueError, match="For validation, use a global_batch"):
+        tfdist.data.global_batches(np.arange(8), per_rank_batch=2, drop_remainder=False)
     with pytest.raises(TypeError, match="arrays, or tfdist.data.Records"):
         tfdist.data.global_batches(range(3), global_batch=1)
     with pytest.raises(ValueError, match=r"lengths \[3, 4\]"):

@@ -18,10 +18,11 @@ from tfdist.callbacks._epoch_check import check_same_epoch
 from tfdist.callbacks._error_translation import restore_train_function, translate_errors
 from tfdist.callbacks._loss_reductions import warn_of_reductions
 from tfdist.callbacks._loss_weighting import restore_compute_loss
-from tfdist.callbacks._rank_comparison import RankComparison, ranks_that_train
+from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks._save_guard import guard_saving
 from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
 from tfdist.collectives import ReduceOp, allreduce
+from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.core.registry import WeakRegistry
@@ -104,7 +105,8 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
-            if running is not None and runtime.rank() in ranks_that_train(self.model):
+            trains = runtime.rank() in members_of(self._ranks)
+            if running is not None and trains and may_have_other_ranks(self._ranks):
                 RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -270,7 +272,7 @@ def check_model(model: keras.Model) -> None:
 
 
 def _check_batch_normalization(model: keras.Model) -> None:
-    if runtime.size() == 1:
+    if not may_have_other_ranks():
         return
     layers = batch_normalizations(model)
     plain = [layer for layer in layers if not is_synchronized(layer)]
@@ -304,7 +306,7 @@ def _warn_of_own_statistics(
         callbacks: the callbacks of the training.
         first: the rank that logs the warning.
     """
-    if runtime.size() == 1 or runtime.rank() != first:
+    if not may_have_other_ranks() or runtime.rank() != first:
         return
     plain = [
         layer

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ import keras
 from tfdist import errors
 from tfdist.callbacks._list_rules import EVERYWHERE, WRITES, Entry, find_problem
 from tfdist.collectives.objects import gather_from_all
-from tfdist.core import runtime
+from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core.process_sets import ProcessSet
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
@@ -32,6 +33,28 @@ def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]
     return None if frame is None else frame.f_locals["self"]
+
+
+class ReplacedHook:
+    """Replaces a method of a callback list that calls a hook of its callbacks.
+
+    Args:
+        hook: name of the method.
+        call: function that is called instead, with the name, the positional arguments
+            of the hook without its logs, and the logs or None.
+    """
+
+    def __init__(
+        self, hook: str, call: Callable[[str, tuple[Any, ...], Any], None]
+    ) -> None:
+        self._hook = hook
+        self._call = call
+
+    def __call__(self, *arguments: Any, logs: Any = None) -> None:
+        """Calls the function, with the arguments of `keras.callbacks.CallbackList`."""
+        count = 0 if self._hook == "on_train_end" else 1
+        given = arguments[count] if len(arguments) > count else logs
+        self._call(self._hook, arguments[:count], given)
 
 
 def is_in_fit(model: keras.Model) -> bool:
@@ -84,7 +107,7 @@ def agree_on_callbacks(
         tfdist.MismatchError: lists or arguments that have to be equal differ, or a rank
             has joined (`tfdist.join`). All ranks raise it.
     """
-    if runtime.size() == 1:
+    if not may_have_other_ranks():
         return
     own = [dataclasses.asdict(describe(callback)) for callback in callbacks]
     shared = gather_from_all(

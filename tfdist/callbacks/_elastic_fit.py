@@ -13,6 +13,7 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._callback_list import ReplacedHook
 from tfdist.callbacks._error_translation import restore_train_function
 from tfdist.callbacks._fit_place import (
     Place,
@@ -20,6 +21,7 @@ from tfdist.callbacks._fit_place import (
     place_of_step,
     place_of_validation,
 )
+from tfdist.callbacks._fit_position import FitPosition, announce_steps
 from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks.rank_zero_only import overridden_hooks
@@ -99,10 +101,11 @@ class ElasticFit(keras.callbacks.Callback):
         self._generations = Generations(hides_failures=False, progress=self._progress)
         self._state = FitState(self.model, self._shared_callbacks())
         self._function = self.model.train_function
-        self._steps_done = 0  # or left out, in calls of the train function
+        self._is_left_out = False  # the current step, as no samples are left for it
         self._starts_at: Place | None = None  # after the steps of an earlier job
         self._place = place_of_step(0, 0)
         self._logs: dict[str, Any] = {}
+        self._step_logs: Any = {}  # of the latest step
         self._last_rank = runtime.rank()
         self._resumes_at: Place | None = None  # in a newcomer that has joined
         self._received: Received | None = None
@@ -129,7 +132,7 @@ class ElasticFit(keras.callbacks.Callback):
         # Keras would track the attribute.
         object.__setattr__(self.model, "evaluate", self._evaluate)
         for hook in _HOOKS:
-            setattr(self._list, hook, _Hook(self, hook))
+            setattr(self._list, hook, ReplacedHook(hook, self.call_hook))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until the other ranks have come here."""
@@ -154,7 +157,7 @@ class ElasticFit(keras.callbacks.Callback):
     def _begin_after(self, start: int) -> None:
         """Lets `fit` begin after the steps of an earlier job, on all ranks."""
         self._state.start = start
-        epoch, step = divmod(start, self._source.steps)
+        epoch, step = divmod(start, self._source.most_steps)
         if step % self.model.steps_per_execution:
             raise ValueError(
                 "Expected a start that is a multiple of steps_per_execution="
@@ -183,7 +186,8 @@ class ElasticFit(keras.callbacks.Callback):
         """Runs one step alone, so that nobody waits while it is traced."""
         self._source.seek(0)
         logs = self._function(iter(self._source.dataset))
-        self._logs = self._state.metrics.take_from(logs, runtime.generation())
+        # Those of the steps that are left out have the same names.
+        self._step_logs = self._state.metrics.take_from(logs, runtime.generation())
         self.model.reset_metrics()
         self._state.restore()
 
@@ -201,8 +205,8 @@ class ElasticFit(keras.callbacks.Callback):
     def _train(self, iterator: Any) -> Any:
         """Runs a step, as the train function of the model."""
         place = place_of_step(self._epoch, self._step)
-        if self._skips(place):
-            return self._logs  # those of the rehearsal have the same names
+        if self._is_left_out or self._skips(place):
+            return self._step_logs
         if not self._generations.is_elastic:
             return self._function(self._batches(place, iterator))
         self._let_ranks_change(place)
@@ -211,8 +215,7 @@ class ElasticFit(keras.callbacks.Callback):
         before = state.completed
         while True:
             try:
-                logs = self._function(self._batches(place, iterator))
-                logs = state.metrics.take_from(logs, runtime.generation())
+                self._run_step(place, iterator)
                 state.completed = before + 1
                 break
             except Exception as error:
@@ -220,39 +223,62 @@ class ElasticFit(keras.callbacks.Callback):
                     raise
                 received = self._recover(place)
                 if received is not None:  # the other ranks had completed the step
+                    self._is_left_out = received.position.calls == state.position.calls
                     state.take_step(received, place)
-                    logs = self.model.get_metrics_result()
+                    if not self._is_left_out:
+                        self._step_logs = self.model.get_metrics_result()
                     break
-        self._steps_done = self._count_to(place) + 1
-        return logs
+        return self._step_logs
+
+    def _run_step(self, place: Place, iterator: Any) -> None:
+        """Runs a step on the current ranks, and moves the position.
+
+        If the number of ranks has grown, too few samples may be left for a step. The
+        ranks then agree to leave it out, and the epoch ends.
+        """
+        state = self._state
+        after = state.position.after_call(
+            self._source.total,
+            self._source.step_size(runtime.size()),
+            self.model.steps_per_execution,
+        )
+        self._is_left_out = after.calls == state.position.calls
+        if self._is_left_out:
+            collectives.barrier(name="elastic.epoch")
+        else:
+            logs = self._function(self._batches(place, iterator))
+            self._step_logs = state.metrics.take_from(logs, runtime.generation())
+        state.position = after
 
     def _batches(self, place: Place, iterator: Any) -> Any:
         """Returns the iterator for a step: Keras's, or one for the current ranks."""
         if self._needs_iterator:
-            self._source.seek(place.epoch, place.step)
+            self._source.seek(place.epoch, self._state.position.samples)
             self._iterator = iter(self._source.dataset)
             self._needs_iterator = False
         return self._iterator or iterator
 
     def _let_ranks_change(self, place: Place) -> None:
         """Enters the next generation before a step if ranks join or leave."""
-        self._steps_done = self._count_to(place)
         if self._generations.ends_after_commit():
             self._state.save()
             self._recover(place)
 
-    def _count_to(self, place: Place) -> int:
-        """Returns the number of calls of the train function before a step."""
-        per_call = self.model.steps_per_execution
-        calls = -(-self._source.steps // per_call)
-        return place.epoch * calls + place.step // per_call
-
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of steps done, and the one after which `fit` ends."""
-        if self.model.stop_training:
-            return self._steps_done, self._steps_done
-        end = place_of_step(int(self.params["epochs"]), 0)
-        return self._steps_done, self._count_to(end)
+        """Returns the number of steps done, and a larger one if others follow."""
+        calls, samples = self._state.position
+        is_last = self._epoch + 1 >= int(self.params["epochs"])
+        if self.model.stop_training or (is_last and samples >= self._source.total):
+            return calls, calls
+        return calls, calls + 1
+
+    def _announce_steps(self, place: Place) -> None:
+        """Tells the callbacks the steps of the epoch, if they depend on the ranks."""
+        if self._source.is_per_rank and place.is_of_step:
+            size, per_call = runtime.size(), self.model.steps_per_execution
+            left = self._source.steps_left(self._state.position.samples, size)
+            steps = place.batches_done(per_call) + left
+            announce_steps(self._list, steps, self._source.step_size(size))
 
     # ---- validation ----
 
@@ -291,12 +317,13 @@ class ElasticFit(keras.callbacks.Callback):
     def call_hook(self, hook: str, arguments: tuple[Any, ...], logs: Any) -> None:
         """Calls a hook of all callbacks, and repeats it where a rank is lost."""
         if hook == "on_epoch_begin":
-            self._epoch = arguments[0]
-            self._iterator, self._needs_iterator = None, False
-            if self._resumes_at is None and self._generations.is_elastic:
-                self._state.reset_metrics()
+            self._begin_epoch(arguments[0])
         elif hook == "on_train_batch_begin":
             self._step = arguments[0]
+            # Keras does not know the number of steps if it depends on the ranks.
+            self._is_left_out = self._state.position.samples >= self._source.total
+        if self._is_left_out and hook.startswith("on_train_batch"):
+            return
         logs = {} if logs is None else pythonify_logs(logs)
         number = -1
         for callback in list(self._list.callbacks):
@@ -313,6 +340,18 @@ class ElasticFit(keras.callbacks.Callback):
             self._call(place, hook, callback, arguments, logs)
         if hook == "on_train_end":
             self._finish()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Sets the position to the beginning of an epoch."""
+        calls, _ = self._state.position
+        self._state.position = FitPosition(calls, 0)
+        self._epoch, self._step = epoch, 0
+        # The dataset of `fit` asserts a number of steps.
+        self._iterator, self._needs_iterator = None, self._source.is_per_rank
+        if self._generations.is_elastic:
+            if self._resumes_at is None:
+                self._state.reset_metrics()
+            self._announce_steps(place_of_step(epoch, 0))
 
     def _call(
         self,
@@ -367,6 +406,8 @@ class ElasticFit(keras.callbacks.Callback):
             if place < self._starts_at:
                 return True
             self._starts_at, self._needs_iterator = None, True
+            used = place.step * self._source.step_size(runtime.size())
+            self._state.position = FitPosition(self._state.position.calls, used)
         if self._resumes_at is None:
             return False
         if place < self._resumes_at:
@@ -376,6 +417,7 @@ class ElasticFit(keras.callbacks.Callback):
         if received is not None:
             self._state.take_all(received, place)
             self._needs_iterator = True
+            self._announce_steps(place)
             if not place.is_of_step:
                 self._begin_after(self._state.start)
             if logs is not None and received.logs:
@@ -417,11 +459,12 @@ class ElasticFit(keras.callbacks.Callback):
     def _enter_next_generation(self) -> None:
         lines = [
             *self._state.describe(),
-            f"{self._source.steps} steps of {self._source.global_batch}",
+            self._source.describe(),
             f"{self.params.get('epochs')} epochs",
         ]
         enter_next(self._generations, self._state.completed, lines, self._share)
         self._needs_iterator = True
+        self._announce_steps(self._place)
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:
@@ -442,25 +485,6 @@ class ElasticFit(keras.callbacks.Callback):
         """Returns the callbacks that are the same on all ranks."""
         excluded = (keras.callbacks.ProgbarLogger, ElasticFit)
         return [one for one in self._list.callbacks if not isinstance(one, excluded)]
-
-
-class _Hook:
-    """Replaces a method of a callback list that calls a hook of its callbacks.
-
-    Args:
-        owner: calls the hooks.
-        hook: name of the method.
-    """
-
-    def __init__(self, owner: ElasticFit, hook: str) -> None:
-        self._owner = owner
-        self._hook = hook
-
-    def __call__(self, *arguments: Any, logs: Any = None) -> None:
-        """Calls the hook, with the arguments of `keras.callbacks.CallbackList`."""
-        count = 0 if self._hook == "on_train_end" else 1
-        given = arguments[count] if len(arguments) > count else logs
-        self._owner.call_hook(self._hook, arguments[:count], given)
 
 
 def _replace(logs: dict[str, Any], others: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.callbacks._callback_states import plain_state
 from tfdist.callbacks._fit_place import EPOCH_END, Place
+from tfdist.callbacks._fit_position import FitPosition
 from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._metric_table import MetricTable
 from tfdist.callbacks.metric_average import MetricAverage
@@ -49,6 +50,7 @@ class Received:
         logs: the logs of the hook at this place.
         stop: whether training is to stop.
         start: number of steps that an earlier job has done.
+        position: the position of the other rank in the data.
     """
 
     place: Place
@@ -57,6 +59,7 @@ class Received:
     logs: dict[str, Any]
     stop: bool
     start: int
+    position: FitPosition
 
 
 class FitState:
@@ -73,6 +76,7 @@ class FitState:
         completed: number of completed steps, validations, and hooks with collective
             operations; `NEWCOMER_COMMITS` in a newcomer.
         start: number of steps that an earlier job has done.
+        position: position in the data; kept and set back as the variables are.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class FitState:
         self.validation = MetricTable(model, "elastic.validation")
         self._tables = (self.metrics, self.validation)
         self.completed = self.start = 0
+        self.position = self._kept_position = FitPosition(0, 0)
         self._ranks: dict[int, int] = {}  # generation → rank of this process in it
 
     def begin(self, *, is_newcomer: bool) -> None:
@@ -113,12 +118,14 @@ class FitState:
         return [*map(describe_variable, self.variables), f"callbacks {names}"]
 
     def save(self) -> None:
-        """Keeps the values of the variables."""
+        """Keeps the values of the variables, and the position."""
         self._snapshot.save()
+        self._kept_position = self.position
 
     def restore(self) -> None:
-        """Sets the variables back to the values that were kept."""
+        """Sets the variables and the position back to the values that were kept."""
         self._snapshot.restore()
+        self.position = self._kept_position
 
     def read(self) -> list[tf.Tensor]:
         """Returns the values of the variables."""
@@ -192,8 +199,9 @@ class FitState:
             table.reset(runtime.generation())
 
     def take_step(self, received: Received, place: Place) -> None:
-        """Takes the variables and the metrics of a rank, at a place of this rank."""
+        """Takes variables, position and metrics of a rank, at a place of this rank."""
         self.assign(received.values)
+        self.position = received.position
         self._set_metrics(place)
 
     def take_all(self, received: Received, place: Place) -> None:
@@ -214,6 +222,7 @@ class FitState:
                 "logs": plain_state(logs),
                 "stop": bool(self._model.stop_training),
                 "start": self.start,
+                "position": list(self.position),
             }
         sent = broadcast_object(
             own, root, name="elastic.callbacks", max_bytes=_MAX_STATE_BYTES
@@ -222,7 +231,9 @@ class FitState:
             self._snapshot.values, root, name="elastic.state"
         )
         check_arrived(values, root)
-        return Received(**{**sent, "place": Place(*sent["place"])}, values=values)
+        sent["place"] = Place(*sent["place"])
+        sent["position"] = FitPosition(*sent["position"])
+        return Received(**sent, values=values)
 
     def _set_metrics(self, place: Place) -> None:
         """Sets the metrics of this rank to those of the tables."""

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.collectives import ReduceOp
+from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core import runtime
 
 _logger = logging.getLogger("tfdist")
@@ -32,7 +33,7 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
     options = getattr(optimizer, "tfdist_options", None)
     if options is None or options.op != ReduceOp.AVERAGE:
         return
-    if runtime.size() == 1 or runtime.rank() != first:
+    if not may_have_other_ranks() or runtime.rank() != first:
         return
     reductions = reductions_of(model)
     for reduction in (one for one in SUMS if one in reductions):

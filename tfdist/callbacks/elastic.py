@@ -34,9 +34,11 @@ class Elastic(RankCallback):
     and joins at a later step. Started otherwise, `fit` runs as without this callback,
     and the loss of a rank ends it.
 
-    The data have to come from `tfdist.data.global_batches`, so that each step uses the
-    same samples for any number of ranks. If the ranks cannot divide a batch equally,
-    the gradients are weighted by the number of samples.
+    The data have to come from `tfdist.data.global_batches`. With `global_batch`, each
+    step uses the same samples for any number of ranks; if the ranks cannot divide a
+    batch equally, the gradients are weighted by the number of samples. With
+    `per_rank_batch`, a step has more samples on more ranks, and an epoch fewer steps:
+    the learning rate may have to follow (docs/elastic.md).
 
     A rank that gets SIGTERM leaves after a step, and the others go on. If tfdistrun
     gets it, or too few ranks would be left, all ranks end after the same step with code
@@ -58,7 +60,8 @@ class Elastic(RankCallback):
     Raises:
         TypeError: `start` is not an integer.
         ValueError: `start` is negative; at the start of `fit`: the data do not come
-            from `tfdist.data.global_batches`; the model or an optimizer is not built;
+            from `tfdist.data.global_batches`, or they have a `per_rank_batch` and there
+            is a `start`; the model or an optimizer is not built;
             `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch` with
             `start`; `start` is between two steps of one execution
             (`steps_per_execution`); or a loss is a sum over samples while gradients
@@ -134,17 +137,18 @@ class Elastic(RankCallback):
 
     def _needs_weights(self, is_elastic: bool) -> bool:
         options = getattr(self.model.optimizer, "tfdist_options", None)
-        if options is None or options.op != ReduceOp.AVERAGE:
+        is_average = options is not None and options.op == ReduceOp.AVERAGE
+        if not is_average or self._source.is_per_rank:
             return False
         sizes: Sequence[int] = [runtime.size()]
         if is_elastic:
             sizes = range(1, renewal.largest_size(os.environ) + 1)
-        return any(self._source.global_batch % size for size in sizes)
+        return any(self._source.step_size(size) % size for size in sizes)
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
         """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""
         own = tf.cast(samples, tf.float64) * tf.cast(self._size, tf.float64)
-        return own / self._source.global_batch
+        return own / self._source.step_size(1)
 
 
 def _source_of_fit(model: keras.Model, start: int) -> Any:
@@ -168,6 +172,12 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
                 "class_weight": "Pass the weights of the samples as third component.",
             }[name]
             raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
+    if start and source.is_per_rank:
+        raise ValueError(
+            f"Elastic cannot be used with start={start} and a per_rank_batch, because "
+            "the samples that these steps used depend on the ranks of the earlier job. "
+            "Use a global_batch, or begin with a whole epoch: initial_epoch in fit."
+        )
     if start and found.get("initial_epoch"):
         raise ValueError(
             f"Expected fit without initial_epoch, because Elastic has start={start}, "

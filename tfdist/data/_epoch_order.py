@@ -167,9 +167,39 @@ def samples_of_step(
             f"number of samples), got {global_batch}."
         )
     epoch, first = divmod(check_int("step", step, 0), total // global_batch)
-    order = _latest_order(total, check_int("seed", seed, 0), epoch)
+    order = latest_order(total, check_int("seed", seed, 0), epoch)
     own = order[first * global_batch : (first + 1) * global_batch]
     return np.array_split(own, size)[rank]
+
+
+def step_at(total: int, *, position: int, batch: int) -> tuple[int, int, int]:
+    """Returns the step that begins at a position, if steps may differ in size.
+
+    The samples at the end of an epoch that do not fill a step are left out.
+
+    Args:
+        total: number of samples, at least `batch`.
+        position: number of samples, over all epochs, that are used or left out.
+        batch: samples of all ranks in the step.
+
+    Returns:
+        The epoch of the step, its first sample in the order of the epoch, and the
+        position after it.
+
+    Example:
+        >>> from tfdist.data._epoch_order import step_at
+        >>> step_at(10, position=0, batch=4), step_at(10, position=4, batch=4)
+        ((0, 0, 4), (0, 4, 10))
+        >>> step_at(10, position=4, batch=8)
+        (1, 0, 20)
+    """
+    epoch, first = divmod(position, total)
+    if total - first < batch:
+        epoch, first = epoch + 1, 0
+    end = first + batch
+    if total - end < batch:
+        end = total
+    return epoch, first, epoch * total + end
 
 
 def _rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -182,7 +212,7 @@ def _rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=2)
-def _latest_order(total: int, seed: int, epoch: int) -> np.ndarray:
+def latest_order(total: int, seed: int, epoch: int) -> np.ndarray:
     """Returns `epoch_order`, kept for the next steps of the same epoch."""
     order = epoch_order(total, seed=seed, epoch=epoch)
     order.flags.writeable = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from tfdist import collectives, errors
 from tfdist.collectives.objects import broadcast_object
@@ -15,6 +18,7 @@ from tfdist.collectives.signature import describe_variable
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
+from tfdist.elastic.batches import PerRankBatches
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.sharing import (
     NEWCOMER_COMMITS,
@@ -99,12 +103,13 @@ class State:
         self._count = len(own)
         self._seeds = SeedsByRank(own)
         self._variables = [*own, *self._seeds.variables]
-        self._generations = Generations(progress=lambda: (self.committed, self._total))
+        self._generations = Generations(progress=self._progress)
         self._on_preemption: Callable[[int], Any] | None = None
         self._stragglers: StepObserver | None = None
         self._committed = NEWCOMER_COMMITS if self._generations.is_newcomer else 0
         self._snapshot: Snapshot | None = None  # of an elastic job, from the first step
         self._total = 0
+        self._batches: PerRankBatches | None = None
         self._running: int | None = None
         self._next = 0
         self._was_used = False
@@ -114,6 +119,14 @@ class State:
     def committed(self) -> int:
         """Number of committed steps."""
         return max(self._committed, 0)
+
+    @property
+    def position(self) -> int:
+        """Number of samples, over all epochs, that `batches` has used or left out.
+
+        As of the last commit; 0 in a loop over `steps`.
+        """
+        return self._batches.committed if self._batches is not None else 0
 
     def steps(
         self,
@@ -166,23 +179,75 @@ class State:
             raise ValueError(
                 f"Expected 0 <= start <= total, got start {start}, total {total}."
             )
-        if self._was_used or (self._generations.is_elastic and _program.was_used):
-            raise RuntimeError(
-                "State.steps() was called before in this program. Run all steps of the "
-                "training in one loop, and derive the epoch from the step."
-            )
-        self._was_used = True
-        _program.was_used = True
+        self._check_first_loop()
         self._total = total
         self._on_preemption = on_preemption
         self._stragglers = stragglers
-        self._begin(start)
-        try:
-            yield from self._run()
-        finally:
-            self._generations.end()
-            self._running = None
-        self._generations.raise_late_signal()
+        yield from self._run(start)
+
+    def batches(
+        self,
+        total: int,
+        *,
+        per_rank_batch: int,
+        epochs: int,
+        seed: int,
+        start: int = 0,
+        on_preemption: Callable[[int], Any] | None = None,
+        stragglers: StepObserver | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Yields the samples of this rank for each step, with a fixed number per rank.
+
+        Use it in place of `steps` if each rank is to keep the size of its batch: with
+        more ranks, a step uses more samples, and an epoch has fewer steps. Each epoch
+        uses the samples in the order of `tfdist.data.epoch_order`, each at most once,
+        however often the ranks change. At its end, those that are too few for a step of
+        the current ranks are left out. If the job grows so late in the last epoch, the
+        last step uses samples of one more epoch.
+
+        Everything else is as in `steps`: losses, replacements and preemption.
+
+        Args:
+            total: number of samples; equal on all ranks, as are the next three.
+            per_rank_batch: samples of one rank in a step.
+            epochs: number of passes over the samples, at least 0.
+            seed: base of the order, 0..2**64 - 1.
+            start: the `position` at which an earlier job has ended; default 0. The
+                value of rank 0 counts.
+            on_preemption: as in `steps`; save `position` too.
+            stragglers: as in `steps`.
+
+        Returns:
+            Iterator over int64 arrays of shape `[per_rank_batch]`, the positions of the
+            samples.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: an argument is out of range, there are too few samples for one
+                step of the largest number of ranks, or as in `steps`.
+            RuntimeError: as in `steps`.
+            tfdist.RankFailedError: as in `steps`.
+            SystemExit: as in `steps`.
+
+        Example:
+            >>> import tensorflow as tf, tfdist
+            >>> tfdist.init()
+            >>> state = tfdist.elastic.State(tf.Variable(0.0))
+            >>> for rows in state.batches(8, per_rank_batch=4, epochs=1, seed=1):
+            ...     print(rows, state.commit(), state.position)
+            [3 5 2 7] True 4
+            [0 6 1 4] True 8
+        """
+        self._check_first_loop()
+        self._batches = PerRankBatches(
+            total, batch=per_rank_batch, epochs=epochs, seed=seed, start=start
+        )
+        self._variables.append(self._batches.variable)
+        self._on_preemption = on_preemption
+        self._stragglers = stragglers
+        with contextlib.closing(self._run(0)) as steps:
+            for _ in steps:
+                yield self._batches.begin_step()
 
     def commit(self) -> bool:
         """Ends a step: from here on, the loss of a rank does not undo it.
@@ -204,13 +269,12 @@ class State:
         """
         if self._running is None:
             raise RuntimeError(
-                "State.commit() was called outside of `for step in state.steps(...)`, "
-                "or a second time in a step."
+                "State.commit() was called outside of a loop over state.steps(...) or "
+                "state.batches(...), or a second time in a step."
             )
         step, self._running = self._running, None
         if self._snapshot is None:
-            self._committed = step + 1
-            self._observe_commit()
+            self._note_commit(step)
             return True
         if not self._were_checked:
             self._check_variables()
@@ -222,13 +286,21 @@ class State:
             # Another rank may have committed the step before the loss.
             return self._committed > step
         self._snapshot.save()
-        self._committed = step + 1
-        self._observe_commit()
+        self._note_commit(step)
         if self._generations.ends_after_commit():
             self._enter_next_generation(self._snapshot)
         return True
 
-    def _observe_commit(self) -> None:
+    def _progress(self) -> tuple[int, int]:
+        """Returns the number of committed steps, and a larger one if others follow."""
+        if self._batches is None:
+            return self.committed, self._total
+        return self.committed, self.committed + (not self._batches.is_over())
+
+    def _note_commit(self, step: int) -> None:
+        self._committed = step + 1
+        if self._batches is not None:
+            self._batches.note_commit()
         if self._stragglers is not None:
             self._stragglers.on_commit(self._committed)
 
@@ -242,6 +314,15 @@ class State:
                 "State(...): build the models, layers and optimizers."
             )
 
+    def _check_first_loop(self) -> None:
+        if self._was_used or (self._generations.is_elastic and _program.was_used):
+            raise RuntimeError(
+                "There was a loop over State.steps() or State.batches() before in this "
+                "program. Run all steps of the training in one loop."
+            )
+        self._was_used = True
+        _program.was_used = True
+
     def _begin(self, start: int) -> None:
         runtime.check_initialized()
         if self._generations.is_elastic:
@@ -252,6 +333,8 @@ class State:
         else:
             broadcast_variables(self._variables)
             self._next = self._committed = broadcast_object(start)
+            if self._batches is not None:
+                self._batches.note_commit()  # the position of rank 0
         self._seeds.set_for_rank()
         if self._generations.is_elastic:
             self._snapshot = Snapshot(self._variables)
@@ -259,9 +342,28 @@ class State:
         if self._stragglers is not None:
             self._stragglers.on_loop_begin()
 
-    def _run(self) -> Iterator[int]:
+    def _run(self, start: int) -> Generator[int, None, None]:
+        """Yields the numbers of the steps, from the beginning to the end of the loop.
+
+        Args:
+            start: number of steps that an earlier job has done.
+        """
+        self._begin(start)
+        try:
+            yield from self._run_all()
+        finally:
+            self._generations.end()
+            self._running = None
+        self._generations.raise_late_signal()
+
+    def _has_next(self) -> bool:
+        if self._batches is not None:
+            return self._batches.has_next()
+        return self._next < self._total
+
+    def _run_all(self) -> Iterator[int]:
         while True:
-            while self._next < self._total:
+            while self._has_next():
                 self._running = self._next
                 self._next += 1
                 yield self._running
@@ -284,10 +386,13 @@ class State:
     def _enter_next_generation(self, snapshot: Snapshot) -> None:
         snapshot.restore()
         lines = [describe_variable(v) for v in self._variables]
+        work = f"{self._total} steps"
+        if self._batches is not None:
+            work = self._batches.describe()
         enter_next(
             self._generations,
             self._committed,
-            [*lines, f"{self._total} steps"],
+            [*lines, work],
             lambda newest: self._share(snapshot, newest),
         )
         self._running, self._next = None, self.committed
@@ -306,6 +411,8 @@ class State:
         self._seeds.set_for_rank()
         snapshot.save()
         self._committed = newest.committed
+        if self._batches is not None:
+            self._batches.note_commit()
 
     def _copy_state(self, root: int) -> None:
         begin_s = time.monotonic()

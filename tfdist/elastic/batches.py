@@ -1,0 +1,84 @@
+"""The batches of an elastic loop in which each rank keeps the size of its batch."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.core import runtime
+from tfdist.core.rendezvous import renewal
+from tfdist.data._epoch_order import check_int, latest_order, step_at
+
+
+class PerRankBatches:
+    """The samples of the next step, and how many have been used before.
+
+    Args:
+        total: number of samples.
+        batch: samples of one rank in a step.
+        epochs: number of passes over the samples.
+        seed: base of the order.
+        start: number of samples, over all epochs, that an earlier job has used.
+
+    Attributes:
+        variable: number of samples, over all epochs, that are used or left out, with
+            the step that was begun last.
+        committed: this number after the last commit.
+
+    Raises:
+        TypeError: an argument is not an integer.
+        ValueError: an argument is out of range, or there are too few samples for a
+            step.
+    """
+
+    def __init__(
+        self, total: int, *, batch: int, epochs: int, seed: int, start: int
+    ) -> None:
+        self._total = check_int("total", total, 1)
+        self._batch = check_int("per_rank_batch", batch, 1)
+        self._seed = check_int("seed", seed, 0)
+        self._end = check_int("epochs", epochs, 0) * self._total
+        self.committed = check_int("start", start, 0)
+        most = runtime.size()
+        if renewal.is_elastic(os.environ):
+            most = renewal.largest_size(os.environ)
+        if self._total < most * self._batch:
+            raise ValueError(
+                f"Expected enough samples for one step, got {self._total} samples for "
+                f"a per_rank_batch of {self._batch} on {most} ranks."
+            )
+        if self.committed > self._end:
+            raise ValueError(
+                f"Expected start of 0..{self._end}, the samples of {epochs} epochs, "
+                f"got {start}."
+            )
+        self.variable = tf.Variable(start, dtype=tf.int64, trainable=False)
+
+    def describe(self) -> str:
+        """Describes what has to be equal on all ranks."""
+        return f"{self._end} of {self._total} samples in batches of {self._batch}"
+
+    def has_next(self) -> bool:
+        """Returns whether a step follows the one that was begun last."""
+        return int(self.variable) < self._end
+
+    def is_over(self) -> bool:
+        """Returns whether no step follows the last commit."""
+        return self.committed >= self._end
+
+    def begin_step(self) -> np.ndarray:
+        """Returns the samples of this rank in the next step; moves the position."""
+        size = runtime.size()
+        epoch, first, after = step_at(
+            self._total, position=int(self.variable), batch=self._batch * size
+        )
+        self.variable.assign(after)
+        order = latest_order(self._total, self._seed, epoch)
+        begin = first + runtime.rank() * self._batch
+        return order[begin : begin + self._batch]
+
+    def note_commit(self) -> None:
+        """Notes that a step was committed, or that the state of one was received."""
+        self.committed = int(self.variable)
