@@ -32,6 +32,7 @@ OURS = {
     )
     for name in ("LARS", "MomentumSGD")
 }
+OURS["LAMB"] = functools.partial(tfdist.optimizers.LAMB, 0.01, weight_decay=0.01)
 NAMES = sorted(
     name
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)

@@ -1,4 +1,4 @@
-"""MomentumSGD and LARS against NumPy in float64, and what they take and refuse."""
+"""MomentumSGD, LARS, LAMB against NumPy in float64, and what they take and refuse."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.optimizers import LARS, MomentumSGD, Warmup, warmup_factor
+from tfdist.optimizers import LAMB, LARS, MomentumSGD, Warmup, warmup_factor
 
 STEPS = 50
 RNG = np.random.default_rng(5)
@@ -131,6 +131,88 @@ def test_momentum_sgd_equals_the_equations(case):
     expected = reference(lambda t: 0.1 * warmup_factor(t, 20, 0.1), **case)
     for a, b in zip(run(optimizer, variables()), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def lamb_reference(rate_at, decay=0.0, excluded=("bias", "gamma"), epsilon=1e-6):
+    """Algorithm 2 of the paper, with the identity for phi."""
+    ws = [value.copy() for value in START.values()]
+    ms, vs = ([np.zeros_like(w) for w in ws] for _ in range(2))
+    for t in range(STEPS):
+        for i, (name, g) in enumerate(zip(START, slopes(ws), strict=True)):
+            ms[i] = 0.9 * ms[i] + 0.1 * g
+            vs[i] = 0.999 * vs[i] + 0.001 * g**2
+            first, second = ms[i] / (1 - 0.9 ** (t + 1)), vs[i] / (1 - 0.999 ** (t + 1))
+            r = first / (np.sqrt(second) + epsilon)
+            if name not in excluded:
+                r = r + decay * ws[i]
+                r = r * np.linalg.norm(ws[i]) / np.linalg.norm(r)
+            ws[i] = ws[i] - rate_at(t) * r
+    return ws
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ({}, "float64"),
+        ({"decay": 0.05}, "float64"),
+        ({"decay": 0.05, "excluded": ()}, "float64"),
+        ({"decay": 0.05, "epsilon": 0.3}, "float64"),
+        ({"decay": 0.05}, "float32"),
+    ],
+)
+def test_lamb_equals_algorithm_2(case, dtype):
+    optimizer = LAMB(Warmup(0.02, **WARMUP), **options_of(case))
+    expected = lamb_reference(lambda t: 0.02 * warmup_factor(t, 20, 0.1), **case)
+    tolerance = 1e-6 if dtype == "float64" else 1e-5
+    for a, b in zip(run(optimizer, variables(dtype)), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    assert not np.allclose(expected[0], START["kernel"])
+
+
+def test_lamb_counts_updates_when_it_accumulates():
+    ends = []
+    for steps in (None, 2):
+        w = keras.Variable(START["kernel"], dtype="float64")
+        optimizer = LAMB(0.1, weight_decay=0.1, gradient_accumulation_steps=steps)
+        for _ in range(3 * (steps or 1)):
+            optimizer.apply([tf.constant(TILT["kernel"])], [w])
+        ends.append(w.numpy())
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("zero", ["weights", "gradient"])
+def test_lamb_takes_adams_step_where_a_norm_is_zero(zero):
+    w = keras.Variable(np.full((2, 2), 0.0 if zero == "weights" else 3.0))
+    g = tf.fill([2, 2], 0.0 if zero == "gradient" else 5.0)
+    LAMB(0.5).apply([g], [w])
+    np.testing.assert_allclose(w.numpy(), -0.5 if zero == "weights" else 3.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("beta_1", 1.0), ("beta_2", -0.1), ("beta_1", "0.9"), ("epsilon", 0.0)],
+)
+def test_wrong_options_of_lamb_are_refused(option, value):
+    with pytest.raises((TypeError, ValueError), match=rf"^{option}: "):
+        LAMB(0.1, **{option: value})
+
+
+def test_a_loaded_lamb_goes_on_where_it_was(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    optimizer = LAMB(Warmup(0.1, 4), beta_2=0.99, weight_decay=0.01, exclude="bias")
+    model.compile(optimizer, "mse", jit_compile=False)
+    x = np.random.default_rng(1).normal(size=(12, 3))
+    fit = {"batch_size": 4, "verbose": 0, "shuffle": False}
+    model.fit(x, x[:, :2], **fit)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is LAMB
+    assert loaded.optimizer.get_config() == optimizer.get_config()
+    model.fit(x, x[:, :2], **fit)
+    loaded.fit(x, x[:, :2], **fit)
+    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_without_decay_momentum_sgd_is_that_of_keras():

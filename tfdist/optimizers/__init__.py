@@ -14,9 +14,10 @@ Example:
     ...     LARS(Warmup(peak, warmup_steps=500), weight_decay=1e-4))
 """
 
+from tfdist.optimizers.lamb import LAMB
 from tfdist.optimizers.lars import LARS
 from tfdist.optimizers.momentum_sgd import MomentumSGD
 from tfdist.optimizers.rates import scaled_rate, warmup_factor
 from tfdist.optimizers.warmup import Warmup
 
-__all__ = ["LARS", "MomentumSGD", "Warmup", "scaled_rate", "warmup_factor"]
+__all__ = ["LAMB", "LARS", "MomentumSGD", "Warmup", "scaled_rate", "warmup_factor"]

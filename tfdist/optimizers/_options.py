@@ -27,11 +27,12 @@ def number(
     return found
 
 
-def fraction(name: str, value: Any) -> float:
-    """Returns the value as a float from 0 to 1."""
+def fraction(name: str, value: Any, *, below_one: bool = False) -> float:
+    """Returns the value as a float from 0 to 1, or below 1."""
     found = number(name, value, at_least=0)
-    if found > 1:
-        raise ValueError(_message(name, "a number from 0 to 1", value))
+    if found > 1 or (below_one and found == 1):
+        expected = "of at least 0 and below 1" if below_one else "from 0 to 1"
+        raise ValueError(_message(name, f"a number {expected}", value))
     return found
 
 

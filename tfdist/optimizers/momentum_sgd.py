@@ -8,10 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.optimizers import _exclusions, _options
+from tfdist.optimizers._base import OptimizerWithExclusions, wide_dtype
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
-class MomentumSGD(keras.optimizers.Optimizer):
+class MomentumSGD(OptimizerWithExclusions):
     """Stochastic gradient descent as defined in large-batch papers.
 
     Let g be the gradient, rate the learning rate of the step, and v the velocity:
@@ -106,40 +107,25 @@ class MomentumSGD(keras.optimizers.Optimizer):
         gradient_accumulation_steps: int | None = None,
         name: str | None = None,
     ) -> None:
-        if not callable(learning_rate):
-            learning_rate = _options.number("learning_rate", learning_rate, at_least=0)
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name: expected a string or None, got {name!r}.")
-        clips = {"clipnorm": clipnorm, "clipvalue": clipvalue}
-        clips |= {"global_clipnorm": global_clipnorm}
-        clips |= {"loss_scale_factor": loss_scale_factor}
-        counts = {"ema_overwrite_frequency": (ema_overwrite_frequency, 1)}
-        counts |= {"gradient_accumulation_steps": (gradient_accumulation_steps, 2)}
         super().__init__(
-            learning_rate=learning_rate,
-            weight_decay=None
-            if weight_decay is None
-            else _options.number("weight_decay", weight_decay, at_least=0),
-            use_ema=_options.flag("use_ema", use_ema),
-            ema_momentum=_options.fraction("ema_momentum", ema_momentum),
+            learning_rate,
+            weight_decay=weight_decay,
+            exclude=exclude,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            loss_scale_factor=loss_scale_factor,
+            gradient_accumulation_steps=gradient_accumulation_steps,
             name=name,
-            **{
-                key: None if value is None else _options.number(key, value, above=0)
-                for key, value in clips.items()
-            },
-            **{
-                key: None
-                if value is None
-                else _options.integer(key, value, at_least=low)
-                for key, (value, low) in counts.items()
-            },
         )
         self.momentum = _options.fraction("momentum", momentum)
         self.nesterov = _options.flag("nesterov", nesterov)
         self.momentum_correction = _options.flag(
             "momentum_correction", momentum_correction
         )
-        self.exclude = _exclusions.check_exclude(exclude)
         self.momentums: list[Any] = []
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True needs a momentum above 0, got momentum=0.")
@@ -149,25 +135,12 @@ class MomentumSGD(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        found = _exclusions.are_excluded(variables, self.exclude)
-        self._excluded = frozenset(
-            self._var_key(v) for v, out in zip(variables, found, strict=True) if out
-        )
         if self.momentum:
             self.momentums = self.add_optimizer_variables(variables, "momentum")
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Updates the variables with one gradient for each variable."""
-        # Convert before clipping, because sparse gradients may have duplicate rows.
-        dense = [
-            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-            for g in grads
-        ]
-        super().apply(dense, trainable_variables)
-
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable with its clipped gradient."""
-        wide = tf.float64 if variable.dtype in ("float64", tf.float64) else tf.float32
+        wide = wide_dtype(variable)
         weights = tf.cast(tf.convert_to_tensor(variable), wide)
         gradient = tf.cast(gradient, wide)
         rate = tf.cast(learning_rate, wide)
@@ -189,18 +162,6 @@ class MomentumSGD(keras.optimizers.Optimizer):
         """Returns the gradient plus weight decay, without the learning rate."""
         return gradient + self._decay_of(variable) * weights
 
-    def _decay_of(self, variable: Any) -> float:
-        # The second condition implements Keras's exclude_from_weight_decay().
-        if self._is_excluded(variable) or not self._use_weight_decay(variable):
-            return 0.0
-        return self.weight_decay or 0.0
-
-    def _is_excluded(self, variable: Any) -> bool:
-        return self._var_key(variable) in self._excluded
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        """Does nothing, because this class adds weight decay to the gradient."""
-
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, for `from_config` and saved models."""
         return {
@@ -208,13 +169,4 @@ class MomentumSGD(keras.optimizers.Optimizer):
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "momentum_correction": self.momentum_correction,
-            "exclude": _exclusions.serialize(self.exclude),
         }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> MomentumSGD:
-        """Creates an optimizer, without state, from the result of `get_config`."""
-        exclude = _exclusions.deserialize(config.get("exclude"), custom_objects)
-        return super().from_config({**config, "exclude": exclude}, custom_objects)
