@@ -159,9 +159,18 @@ def _refusals():
         (model, tfdist.data.shard((x, x[:, :1]), batch_size=2), "global_batches"),
         (model, uneven, "drop_remainder=False"),
         (unbuilt, good, "built before fit"),
+        (model, x, "from tfdist.data.global_batches. Pass"),
     ):
         with pytest.raises(ValueError, match=text):
             own.fit(data, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+    fixed = tfdist.data.global_batches((x, x[:, :1]), per_rank_batch=2)
+    with pytest.raises(ValueError, match="validation data with a global_batch"):
+        model.fit(
+            good,
+            validation_data=fixed,
+            verbose=0,
+            callbacks=[tfdist.callbacks.Elastic()],
+        )
     odd = tfdist.data.global_batches((x, x[:, :1]), global_batch=3)
     model.compile(
         tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
@@ -252,7 +261,9 @@ def test_a_step_of_an_earlier_job_says_nothing_about_a_batch_per_rank():
 def test_a_batch_per_rank_in_an_elastic_job_needs_the_callback(monkeypatch):
     monkeypatch.setattr(renewal, "is_elastic", lambda environ: True)
     data = tfdist.data.global_batches(np.arange(8), per_rank_batch=2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"add Elastic\(\)"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"and Elastic\(\) in callbacks"
+    ):
         next(iter(data))
 
 
@@ -260,7 +271,7 @@ def test_bad_arguments_say_what_was_expected():
     tfdist.init()
     with pytest.raises(ValueError, match="for a global_batch of 9"):
         tfdist.data.global_batches(np.arange(8), global_batch=9)
-    with pytest.raises(ValueError, match="for a per_rank_batch of 9 on 1 ranks"):
+    with pytest.raises(ValueError, match="for a per_rank_batch of 9 and up to 1 ranks"):
         tfdist.data.global_batches(np.arange(8), per_rank_batch=9)
     for sizes in ({}, {"global_batch": 2, "per_rank_batch": 2}):
         with pytest.raises(ValueError, match="either global_batch or per_rank_batch"):

@@ -186,7 +186,7 @@ class ElasticFit(keras.callbacks.Callback):
         """Runs one step alone, so that nobody waits while it is traced."""
         self._source.seek(0)
         logs = self._function(iter(self._source.dataset))
-        # Those of the steps that are left out have the same names.
+        # Steps that this rank skips return these logs.
         self._step_logs = self._state.metrics.take_from(logs, runtime.generation())
         self.model.reset_metrics()
         self._state.restore()
@@ -209,9 +209,11 @@ class ElasticFit(keras.callbacks.Callback):
             return self._step_logs
         if not self._generations.is_elastic:
             return self._function(self._batches(place, iterator))
-        self._let_ranks_change(place)
         state = self._state
         state.save()
+        if self._generations.ends_after_commit():  # ranks join or leave
+            self._recover(place)
+            state.save()
         before = state.completed
         while True:
             try:
@@ -223,12 +225,23 @@ class ElasticFit(keras.callbacks.Callback):
                     raise
                 received = self._recover(place)
                 if received is not None:  # the other ranks had completed the step
-                    self._is_left_out = received.position.calls == state.position.calls
-                    state.take_step(received, place)
-                    if not self._is_left_out:
-                        self._step_logs = self.model.get_metrics_result()
+                    self._take_step(received, place)
                     break
         return self._step_logs
+
+    def _take_step(self, received: Received, place: Place) -> None:
+        """Takes the result of a step from a rank that has completed or left it out."""
+        state, calls = self._state, received.position.calls
+        self._is_left_out = calls == state.position.calls
+        state.take_step(received, place)
+        if received.place > place_of_validation(self._epoch):
+            # The other rank may already be at the beginning of the next epoch.
+            state.position = FitPosition(calls, self._source.total)
+        if not self._is_left_out:
+            self._step_logs = self.model.get_metrics_result()
+        self._announce_steps(
+            place_of_hook("on_train_batch_end", place.epoch, place.step, 0)
+        )
 
     def _run_step(self, place: Place, iterator: Any) -> None:
         """Runs a step on the current ranks, and moves the position.
@@ -237,10 +250,9 @@ class ElasticFit(keras.callbacks.Callback):
         ranks then agree to leave it out, and the epoch ends.
         """
         state = self._state
+        size, per_call = runtime.size(), self.model.steps_per_execution
         after = state.position.after_call(
-            self._source.total,
-            self._source.step_size(runtime.size()),
-            self.model.steps_per_execution,
+            self._source.total, self._source.step_size(size), per_call
         )
         self._is_left_out = after.calls == state.position.calls
         if self._is_left_out:
@@ -258,12 +270,6 @@ class ElasticFit(keras.callbacks.Callback):
             self._needs_iterator = False
         return self._iterator or iterator
 
-    def _let_ranks_change(self, place: Place) -> None:
-        """Enters the next generation before a step if ranks join or leave."""
-        if self._generations.ends_after_commit():
-            self._state.save()
-            self._recover(place)
-
     def _progress(self) -> tuple[int, int]:
         """Returns the number of steps done, and a larger one if others follow."""
         calls, samples = self._state.position
@@ -274,11 +280,13 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _announce_steps(self, place: Place) -> None:
         """Tells the callbacks the steps of the epoch, if they depend on the ranks."""
-        if self._source.is_per_rank and place.is_of_step:
-            size, per_call = runtime.size(), self.model.steps_per_execution
+        if self._source.is_per_rank and place < place_of_validation(self._epoch):
+            size, done = (
+                runtime.size(),
+                place.batches_done(self.model.steps_per_execution),
+            )
             left = self._source.steps_left(self._state.position.samples, size)
-            steps = place.batches_done(per_call) + left
-            announce_steps(self._list, steps, self._source.step_size(size))
+            announce_steps(self._list, done + left, self._source.step_size(size))
 
     # ---- validation ----
 
@@ -343,8 +351,7 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _begin_epoch(self, epoch: int) -> None:
         """Sets the position to the beginning of an epoch."""
-        calls, _ = self._state.position
-        self._state.position = FitPosition(calls, 0)
+        self._state.position = self._state.position._replace(samples=0)
         self._epoch, self._step = epoch, 0
         # The dataset of `fit` asserts a number of steps.
         self._iterator, self._needs_iterator = None, self._source.is_per_rank
@@ -407,7 +414,7 @@ class ElasticFit(keras.callbacks.Callback):
                 return True
             self._starts_at, self._needs_iterator = None, True
             used = place.step * self._source.step_size(runtime.size())
-            self._state.position = FitPosition(self._state.position.calls, used)
+            self._state.position = self._state.position._replace(samples=used)
         if self._resumes_at is None:
             return False
         if place < self._resumes_at:

@@ -60,12 +60,12 @@ class Elastic(RankCallback):
     Raises:
         TypeError: `start` is not an integer.
         ValueError: `start` is negative; at the start of `fit`: the data do not come
-            from `tfdist.data.global_batches`, or they have a `per_rank_batch` and there
-            is a `start`; the model or an optimizer is not built;
-            `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch` with
-            `start`; `start` is between two steps of one execution
-            (`steps_per_execution`); or a loss is a sum over samples while gradients
-            are averaged.
+            from `tfdist.data.global_batches`; they have a `per_rank_batch` and there is
+            a `start`, or the validation data have one; the model or an optimizer is not
+            built; `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch`
+            with `start`; `start` is between two steps of one execution
+            (`steps_per_execution`); or a loss is a sum over samples while gradients are
+            averaged.
         NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
             accumulates gradients or has local variables, or there is an `UnevenData`.
         RuntimeError: in an elastic job, at the second `fit` with this callback; or
@@ -94,6 +94,16 @@ class Elastic(RankCallback):
         self._weights_seen: list[bool] | None = None
         self._size: tf.Variable | None = None
         self._source: Any = None
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Sets the number of steps for all callbacks, if it depends on the ranks.
+
+        Keras takes it from the dataset, which has the largest number.
+        """
+        super().set_params(params)
+        source = source_of((variables_of_fit(self.model) or {}).get("x"))
+        if params and source is not None and source.is_per_rank:
+            params["steps"] = source.steps_left(0, runtime.size())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and starts to watch the steps."""
@@ -156,8 +166,8 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
     source = source_of(found.get("x"))
     if source is None:
         raise ValueError(
-            "Elastic needs data whose steps do not depend on the number of ranks. Pass "
-            "tfdist.data.global_batches((x, y), global_batch=...) to fit, got "
+            "Elastic needs data from tfdist.data.global_batches. Pass "
+            "global_batches((x, y), global_batch=...) to fit, got "
             f"{type(found.get('x')).__name__}."
         )
     if not source.drop_remainder:
@@ -172,6 +182,13 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
                 "class_weight": "Pass the weights of the samples as third component.",
             }[name]
             raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
+    validation = source_of(found.get("validation_data"))
+    if validation is not None and validation.is_per_rank:
+        raise ValueError(
+            "Expected validation data with a global_batch, got a per_rank_batch. Use "
+            "tfdist.data.global_batches(..., global_batch=..., shuffle=False, "
+            "drop_remainder=False)."
+        )
     if start and source.is_per_rank:
         raise ValueError(
             f"Elastic cannot be used with start={start} and a per_rank_batch, because "

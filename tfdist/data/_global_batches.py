@@ -31,15 +31,15 @@ def global_batches(
     map_fn: Callable[..., Any] | None = None,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
-    """Returns this rank's parts of batches whose samples all ranks divide.
+    """Returns this rank's share of each batch.
 
     Use it with `tfdist.callbacks.Elastic`, which sets the epoch, and continues at the
     same sample when the ranks change. Each step uses the next samples of an order that
     does not depend on the number of ranks (`tfdist.data.epoch_order`).
 
-    With `global_batch`, a step uses so many samples, for any number of ranks, as in
-    `tfdist.data.samples_of_step`: the ranks' parts differ by at most one sample. With
-    `per_rank_batch`, each rank uses so many samples in a step: with more ranks, an
+    With `global_batch`, a step uses that many samples, for any number of ranks, as in
+    `tfdist.data.samples_of_step`: the ranks' shares differ by at most one sample. With
+    `per_rank_batch`, each rank uses that many samples in a step: with more ranks, an
     epoch has fewer steps. All ranks have the same number of steps.
 
     Without the callback, each pass over the dataset is the next epoch.
@@ -62,17 +62,19 @@ def global_batches(
             `global_batch`; use it for validation. Default True.
 
     Returns:
-        A dataset of `n // global_batch` batches of unknown batch size, for n samples
-        and the number of samples of all ranks in one step.
+        A dataset with one element for each step, of unknown batch size: for n samples
+        `n // global_batch` elements, or `n // (per_rank_batch * size)`. In an elastic
+        job with `per_rank_batch`, `len` is the number of steps of a single rank.
 
     Raises:
         TypeError: `data` is neither arrays nor `Records`, or an argument is not an
             integer.
         ValueError: both sizes or none are given; there are fewer samples than in one
             step; or arrays of different lengths; or `drop_remainder=False` with
-            `per_rank_batch`; or an argument is out of range. When the dataset is
-            iterated: the global batch has fewer samples than there are ranks; or, with
-            `per_rank_batch` in an elastic job, `fit` has no `Elastic`.
+            `per_rank_batch`; or an argument is out of range.
+        tf.errors.InvalidArgumentError: when the dataset is iterated: the global batch
+            has fewer samples than there are ranks; or, with `per_rank_batch` in an
+            elastic job, `fit` has no `Elastic`.
 
     Example:
         >>> import numpy as np, tfdist
@@ -199,7 +201,7 @@ class Source:
             return
         named = f"a global_batch of {self._batch}"
         if self.is_per_rank:
-            named = f"a per_rank_batch of {self._batch} on {most} ranks"
+            named = f"a per_rank_batch of {self._batch} and up to {most} ranks"
         raise ValueError(
             f"Expected enough samples for one step, got {self.total} samples for "
             f"{named}."
@@ -210,8 +212,8 @@ class Source:
         if self._ranks_may_change and self._position is None:
             raise ValueError(
                 "A job started with --min-np needs tfdist.callbacks.Elastic for data "
-                "with per_rank_batch: add Elastic() to the callbacks, or use a "
-                "global_batch."
+                "with per_rank_batch: pass the data to fit, and Elastic() in "
+                "callbacks, or use a global_batch."
             )
         epoch, samples = self._position or (next(self._next_epoch), 0)
         rank, size = runtime.rank(), runtime.size()

@@ -47,7 +47,7 @@ class PerRankBatches:
         if self._total < most * self._batch:
             raise ValueError(
                 f"Expected enough samples for one step, got {self._total} samples for "
-                f"a per_rank_batch of {self._batch} on {most} ranks."
+                f"a per_rank_batch of {self._batch} and up to {most} ranks."
             )
         if self.committed > self._end:
             raise ValueError(
@@ -74,7 +74,8 @@ class PerRankBatches:
         epoch, first, after = step_at(
             self._total, position=int(self.variable), batch=self._batch * size
         )
-        self.variable.assign(after)
+        # The last step may have taken samples of one more epoch.
+        self.variable.assign(min(after, self._end))
         order = latest_order(self._total, self._seed, epoch)
         begin = first + runtime.rank() * self._batch
         return order[begin : begin + self._batch]

@@ -62,9 +62,10 @@ class State:
     state from another rank. Started otherwise, the loop runs as without this class, and
     the loss of a rank ends it.
 
-    The batch of a step has to depend only on the step, and be divided between the
-    current ranks (`tfdist.data.samples_of_step`). Then every sample is used exactly as
-    often as without a failure.
+    In a loop over `steps`, the batch of a step has to depend only on the step, and be
+    divided between the current ranks (`tfdist.data.samples_of_step`). Then every sample
+    is used exactly as often as without a failure. If each rank is to keep the size of
+    its batch, use `batches`.
 
     All ranks start with the values of rank 0. Only the random number generators of
     layers (dropout) get a different stream on each rank, derived from the seed of rank
@@ -202,8 +203,9 @@ class State:
         more ranks, a step uses more samples, and an epoch has fewer steps. Each epoch
         uses the samples in the order of `tfdist.data.epoch_order`, each at most once,
         however often the ranks change. At its end, those that are too few for a step of
-        the current ranks are left out. If the job grows so late in the last epoch, the
-        last step uses samples of one more epoch.
+        the current ranks are left out. If the job grows in the last epoch when too few
+        samples are left for a step, the last step takes its samples from one more
+        epoch.
 
         Everything else is as in `steps`: losses, replacements and preemption.
 
@@ -238,10 +240,10 @@ class State:
             [3 5 2 7] True 4
             [0 6 1 4] True 8
         """
-        self._check_first_loop()
         self._batches = PerRankBatches(
             total, batch=per_rank_batch, epochs=epochs, seed=seed, start=start
         )
+        self._check_first_loop()
         self._variables.append(self._batches.variable)
         self._on_preemption = on_preemption
         self._stragglers = stragglers
@@ -258,7 +260,7 @@ class State:
 
         Returns:
             True if the step is committed. False if it was undone: `steps` yields its
-            number again.
+            number again, and `batches` begins again after the last commit.
 
         Raises:
             RuntimeError: called outside of the loop over `steps`, or twice in a step;
