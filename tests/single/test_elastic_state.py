@@ -135,12 +135,12 @@ def test_without_an_elastic_job_all_steps_run_once():
 def test_steps_are_taken_once_and_committed_inside():
     tfdist.init()
     state = tfdist.elastic.State(tf.Variable(0))
-    with pytest.raises(RuntimeError, match="outside of `for step in state.steps"):
+    with pytest.raises(RuntimeError, match="outside of a loop over state.steps"):
         state.commit()
     with pytest.raises(ValueError, match="0 <= start <= total, got start 0, total -1"):
         list(state.steps(-1))
     assert list(state.steps(2)) == [0, 1]
-    with pytest.raises(RuntimeError, match="was called before"):
+    with pytest.raises(RuntimeError, match="There was a loop over"):
         list(state.steps(2))
     with pytest.raises(RuntimeError, match="outside of"):
         state.commit()

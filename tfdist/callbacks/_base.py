@@ -18,7 +18,7 @@ from tfdist.callbacks._epoch_check import check_same_epoch
 from tfdist.callbacks._error_translation import restore_train_function, translate_errors
 from tfdist.callbacks._loss_reductions import warn_of_reductions
 from tfdist.callbacks._loss_weighting import restore_compute_loss
-from tfdist.callbacks._rank_comparison import RankComparison
+from tfdist.callbacks._rank_comparison import RankComparison, process_set_of
 from tfdist.callbacks._save_guard import guard_saving
 from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
 from tfdist.collectives import ReduceOp, allreduce
@@ -105,8 +105,9 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
-            trains = runtime.rank() in members_of(self._ranks)
-            if running is not None and trains and may_have_other_ranks(self._ranks):
+            ranks = process_set_of(self.model)
+            trains = runtime.rank() in members_of(ranks)
+            if running is not None and trains and may_have_other_ranks(ranks):
                 RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
