@@ -1,4 +1,4 @@
-"""What the optimizers of this package have in common."""
+"""The base class of the optimizers of this package."""
 
 from __future__ import annotations
 
