@@ -120,13 +120,13 @@ class Source:
         data: the samples.
         batch: samples of all ranks, or of one, in a step.
         is_per_rank: whether `batch` is the number for one rank.
-        shuffle: as the other arguments, see `global_batches`.
+        shuffle: see `global_batches`, as for the other arguments.
 
     Attributes:
         total: number of samples.
         is_per_rank: whether the number of ranks changes the samples of a step.
         drop_remainder: whether the remaining samples are left out.
-        most_steps: number of steps of an epoch, for the smallest possible number of
+        most_steps: number of steps of an epoch on the smallest possible number of
             ranks.
         dataset: the batches of the current ranks, from the current position.
     """

@@ -240,16 +240,17 @@ class State:
             [3 5 2 7] True 4
             [0 6 1 4] True 8
         """
-        self._batches = PerRankBatches(
+        batches = PerRankBatches(
             total, batch=per_rank_batch, epochs=epochs, seed=seed, start=start
         )
         self._check_first_loop()
-        self._variables.append(self._batches.variable)
+        self._batches = batches
+        self._variables.append(batches.variable)
         self._on_preemption = on_preemption
         self._stragglers = stragglers
         with contextlib.closing(self._run(0)) as steps:
             for _ in steps:
-                yield self._batches.begin_step()
+                yield batches.begin_step()
 
     def commit(self) -> bool:
         """Ends a step: from here on, the loss of a rank does not undo it.

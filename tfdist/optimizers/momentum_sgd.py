@@ -97,29 +97,13 @@ class MomentumSGD(OptimizerWithExclusions):
         weight_decay: float | None = None,
         exclude: _exclusions.Exclude = None,
         momentum_correction: bool = False,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
+        **keras_options: Any,
     ) -> None:
         super().__init__(
             learning_rate,
             weight_decay=weight_decay,
             exclude=exclude,
-            clipnorm=clipnorm,
-            clipvalue=clipvalue,
-            global_clipnorm=global_clipnorm,
-            use_ema=use_ema,
-            ema_momentum=ema_momentum,
-            ema_overwrite_frequency=ema_overwrite_frequency,
-            loss_scale_factor=loss_scale_factor,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            name=name,
+            **keras_options,
         )
         self.momentum = _options.fraction("momentum", momentum)
         self.nesterov = _options.flag("nesterov", nesterov)
