@@ -107,6 +107,11 @@ def check(folder, epochs, *, every_step=True):
             first = places.index(own[0])
             whole = places[first : first + len(own)]
             assert own == whole, f"member {member} left out or repeated a step"
+            sizes = [(s["size_before"], s["size"]) for s in steps if s["tries"] == 1]
+            wrong = [(a, b) for a, b in sizes if a not in (None, b)]
+            assert not wrong, (
+                f"ranks changed between the first hook and a step: {wrong}"
+            )
     histories = [json.loads(f.read_text()) for f in folder.glob("history-*.json")]
     assert histories and all(one == histories[0] for one in histories), "histories"
     found = np.array(histories[0]["mae"])
@@ -157,7 +162,7 @@ def main(folder, epochs, options):
 
     class Watch(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            self.tries = 0
+            self.tries, self.size_before = 0, None
             function = self.model.train_function
 
             def count(iterator):
@@ -172,6 +177,7 @@ def main(folder, epochs, options):
             self.epoch = epoch
 
         def on_train_batch_begin(self, batch, logs=None):
+            self.size_before = tfdist.size()
             if member == slow_member:
                 time.sleep(2 * SLOW_STEP_S)
             kill_if_asked(self.epoch, batch, "before")
@@ -181,11 +187,11 @@ def main(folder, epochs, options):
                 **{"member": member, "epoch": self.epoch, "step": batch},
                 **{"rank": tfdist.rank(), "size": tfdist.size()},
                 **{"pid": os.getpid(), "time_s": time.monotonic()},
-                "tries": self.tries,
+                **{"tries": self.tries, "size_before": self.size_before},
             }
             if per_rank is not None:
                 line["used"] = int(self.model.uses.numpy().sum())
-            self.tries = 0
+            self.tries, self.size_before = 0, None
             os.write(commits, (json.dumps(line) + "\n").encode())
             kill_if_asked(self.epoch, batch, "after")
             if tfdist.size() < size or (folder / "slow").exists():

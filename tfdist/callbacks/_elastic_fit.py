@@ -61,7 +61,8 @@ class ElasticFit(keras.callbacks.Callback):
     It replaces the train function, the method that validates, and the methods of the
     list that call the hooks. What needs the other ranks (a step, a validation, a hook
     with collective operations) is counted when it is complete on all ranks, so that the
-    ranks know after a loss where each of them was. Ranks join and leave before a step.
+    ranks know after a loss where each of them was. Ranks join and leave before the first
+    hook of a step.
 
     In a job that is not elastic, it only leaves out the steps of an earlier job.
 
@@ -211,9 +212,6 @@ class ElasticFit(keras.callbacks.Callback):
             return self._function(self._batches(place, iterator))
         state = self._state
         state.save()
-        if self._generations.ends_after_commit():  # ranks join or leave
-            self._recover(place)
-            state.save()
         before = state.completed
         while True:
             try:
@@ -330,6 +328,8 @@ class ElasticFit(keras.callbacks.Callback):
             self._step = arguments[0]
             # Keras does not know the number of steps if it depends on the ranks.
             self._is_left_out = self._state.position.samples >= self._source.total
+            if not self._is_left_out:
+                self._let_ranks_change()
         if self._is_left_out and hook.startswith("on_train_batch"):
             return
         logs = {} if logs is None else pythonify_logs(logs)
@@ -348,6 +348,15 @@ class ElasticFit(keras.callbacks.Callback):
             self._call(place, hook, callback, arguments, logs)
         if hook == "on_train_end":
             self._finish()
+
+    def _let_ranks_change(self) -> None:
+        """Lets ranks join and leave, before the first hook of a step."""
+        place = place_of_hook("on_train_batch_begin", self._epoch, self._step, 0)
+        if not self._generations.is_elastic or self._skips(place):
+            return
+        if self._generations.ends_after_commit():
+            self._state.save()
+            self._recover(place)
 
     def _begin_epoch(self, epoch: int) -> None:
         """Sets the position to the beginning of an epoch."""
