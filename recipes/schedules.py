@@ -18,7 +18,14 @@ from typing import Any
 
 import keras
 
-from tfdist.optimizers import LARS, MomentumSGD, Warmup, scaled_rate, warmup_factor
+from tfdist.optimizers import (
+    LARS,
+    MomentumSGD,
+    RMSpropWarmup,
+    Warmup,
+    scaled_rate,
+    warmup_factor,
+)
 
 IMAGENET = 1_281_167  # number of training images
 
@@ -29,6 +36,14 @@ class Steps:
 
     epochs: tuple[float, ...]
     factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """Multiplies the rate by one of `factors`, each from its one of `epochs` on."""
+
+    epochs: tuple[float, ...]  # the first is 0
+    factors: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +71,9 @@ class Polynomial:
     power: float
 
 
+Decay = Steps | Levels | Exponential | Cosine | Polynomial
+
+
 @dataclasses.dataclass(frozen=True)
 class Preset:
     """A published setting."""
@@ -66,12 +84,14 @@ class Preset:
     batch: int | None  # the rate is scaled linearly from this batch; None: not scaled
     warmup_epochs: float
     warmup_from_zero: bool  # else from `rate`, before scaling
-    decay: Steps | Exponential | Cosine | Polynomial
+    decay: Decay
     delay: bool  # whether the decay starts at the end of the warm-up
     nesterov: bool
     momentum_correction: bool
     momentum: float = 0.9
     weight_decay: float = 1e-4  # for all weights but biases and batch normalisation
+    # Of RMSpropWarmup: its center and its period.
+    transition_epochs: tuple[float, float] | None = None
 
 
 def _lars(rate: float, warmup_epochs: float) -> Preset:
@@ -118,6 +138,21 @@ PRESETS = {
         nesterov=True,
         momentum_correction=False,
     ),
+    # Akiba et al., Extremely Large Minibatch SGD (arXiv:1711.04325), section 3: RMSprop
+    # warm-up and slow start; a global batch of 32768.
+    "akiba_2017": Preset(
+        optimizer=RMSpropWarmup,
+        epochs=90,
+        rate=0.1,
+        batch=256,
+        warmup_epochs=0,
+        warmup_from_zero=True,
+        decay=Levels((0, 40, 70, 85), (0.5, 0.075, 0.01, 0.001)),
+        delay=False,
+        nesterov=False,
+        momentum_correction=True,
+        transition_epochs=(10, 5),
+    ),
     # LARS (arXiv:1708.03888) with the rates of the ResNet-50 of Google's TPU models
     # (tensorflow/tpu, models/official/resnet/lars_util.py), chosen there by batch:
     "lars_16k": _lars(rate=25.0, warmup_epochs=5),  # up to 16384
@@ -159,6 +194,9 @@ def changed(
     stretch = 1.0 if epochs is None else epochs / preset.epochs
     length = preset.epochs * stretch
     shape = _stretched(preset.decay, stretch)
+    transition = preset.transition_epochs
+    if transition is not None:
+        transition = (transition[0] * stretch, transition[1] * stretch)
     if decay is not None:
         shape = _stretched(DECAYS[decay], length / _DECAYS_EPOCHS)
     return dataclasses.replace(
@@ -169,15 +207,16 @@ def changed(
             preset.warmup_epochs * stretch if warmup_epochs is None else warmup_epochs
         ),
         decay=shape,
+        transition_epochs=transition,
     )
 
 
-def _stretched(
-    decay: Steps | Exponential | Cosine | Polynomial, stretch: float
-) -> Steps | Exponential | Cosine | Polynomial:
+def _stretched(decay: Decay, stretch: float) -> Decay:
     match decay:
         case Steps(epochs, factor):
             return Steps(tuple(epoch * stretch for epoch in epochs), factor)
+        case Levels(epochs, factors):
+            return Levels(tuple(epoch * stretch for epoch in epochs), factors)
         case Exponential(factor, epochs):
             return Exponential(factor, epochs * stretch)
     return decay  # the other decays contain no epochs
@@ -293,6 +332,10 @@ def optimizer(
     if accumulation > 1:
         rate = OfUpdates(rate, accumulation)
         options["gradient_accumulation_steps"] = accumulation
+    if preset.transition_epochs is not None:
+        center, period = preset.transition_epochs
+        batches = steps_per_epoch * accumulation
+        options |= {"center_steps": center * batches, "period_steps": period * batches}
     return preset.optimizer(
         rate,
         momentum=preset.momentum,
@@ -329,7 +372,7 @@ def _start(preset: Preset, global_batch: int) -> float:
 
 
 def _decay_factor(
-    decay: Steps | Exponential | Cosine | Polynomial,
+    decay: Decay,
     step: int,
     length: int,
     steps_per_epoch: int,
@@ -337,6 +380,9 @@ def _decay_factor(
     match decay:
         case Steps(epochs, factor):
             return factor ** sum(step >= epoch * steps_per_epoch for epoch in epochs)
+        case Levels(epochs, factors):
+            begun = sum(step >= epoch * steps_per_epoch for epoch in epochs)
+            return factors[begun - 1]
         case Exponential(factor, epochs):
             return factor ** (step / (epochs * steps_per_epoch))
         case Cosine():
@@ -347,7 +393,7 @@ def _decay_factor(
 
 
 def _decay_schedule(
-    decay: Steps | Exponential | Cosine | Polynomial,
+    decay: Decay,
     rate: float,
     length: int,
     steps_per_epoch: int,
@@ -355,10 +401,14 @@ def _decay_schedule(
     schedules = keras.optimizers.schedules
     match decay:
         case Steps(epochs, factor):
-            # At a boundary, Keras still uses the old value: subtract one step.
-            last = [math.ceil(epoch * steps_per_epoch) - 1 for epoch in epochs]
             values = [rate * factor**i for i in range(len(epochs) + 1)]
-            return schedules.PiecewiseConstantDecay(last, values)
+            return schedules.PiecewiseConstantDecay(
+                _last_steps(epochs, steps_per_epoch), values
+            )
+        case Levels(epochs, factors):
+            return schedules.PiecewiseConstantDecay(
+                _last_steps(epochs[1:], steps_per_epoch), [rate * f for f in factors]
+            )
         case Exponential(factor, epochs):
             return schedules.ExponentialDecay(rate, epochs * steps_per_epoch, factor)
         case Cosine():
@@ -366,6 +416,11 @@ def _decay_schedule(
         case Polynomial(power):
             return schedules.PolynomialDecay(rate, length, 0.0, power)
     raise TypeError(f"Expected a decay of this file, got {decay!r}.")
+
+
+def _last_steps(epochs: Sequence[float], steps_per_epoch: int) -> list[int]:
+    """Returns the step before each epoch: there, Keras still uses the old value."""
+    return [math.ceil(epoch * steps_per_epoch) - 1 for epoch in epochs]
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -33,6 +33,9 @@ OURS = {
     for name in ("LARS", "MomentumSGD")
 }
 OURS["LAMB"] = functools.partial(tfdist.optimizers.LAMB, 0.01, weight_decay=0.01)
+OURS["RMSpropWarmup"] = functools.partial(
+    tfdist.optimizers.RMSpropWarmup, 0.1, center_steps=3, period_steps=4
+)
 NAMES = sorted(
     name
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)
@@ -104,11 +107,16 @@ def train_ranked(names):
     return {name: train(name, True) for name in names}
 
 
+SOME = ["Nadam", "MomentumSGD"]
+PARTS = [(NAMES + sorted(OURS))[part::6] for part in range(6)]
+
+
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))]
+    "names",
+    [SOME, *(pytest.param(names, marks=pytest.mark.slow) for names in PARTS)],
+    ids=["some", *map(str, range(6))],
 )
-def test_ranks_end_where_one_process_with_all_data_ends(part):
-    names = (NAMES + sorted(OURS))[part::6]
+def test_ranks_end_where_one_process_with_all_data_ends(names):
     ranks = run_ranks(train_ranked, 2, names, timeout_s=100)
     for name in names:
         alone = train(name, False)
@@ -166,7 +174,9 @@ def own_entries(in_graph):
     return found
 
 
-@pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize(
+    "in_graph", [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_an_apply_gradients_of_the_class_is_given_reduced_gradients(in_graph):
     expected = [after for *_, after in OWN_ENTRY]
     assert run_ranks(own_entries, 2, in_graph) == [expected] * 2

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.optimizers import sgd_share
+
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SPEC = importlib.util.spec_from_file_location("schedules", RECIPES / "schedules.py")
 recipe = importlib.util.module_from_spec(SPEC)
@@ -43,8 +45,22 @@ def steps_of(preset):
     return range(round(preset.epochs * SETTING["steps_per_epoch"]) + 2)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("graph", [False, True])
+# Long trainings are slow where each operation is called by itself.
+SLOW = {
+    (name, False): pytest.mark.slow
+    for name, preset in VARIANTS.items()
+    if preset.epochs > 10
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        pytest.param(name, graph, marks=SLOW.get((name, graph), ()))
+        for graph in (False, True)
+        for name in VARIANTS
+    ],
+)
 def test_the_schedule_equals_the_closed_form_at_every_step(name, graph):
     preset = VARIANTS[name]
     schedule = recipe.schedule(preset, **SETTING)
@@ -78,10 +94,14 @@ def test_rate_and_momentum_of_the_optimizer_at_every_step(name):
         if isinstance(optimizer, recipe.LARS):
             size, slope = np.linalg.norm(w), np.linalg.norm(g)
             return 0.001 * size / (slope + 1e-4 * size)
+        if isinstance(optimizer, recipe.RMSpropWarmup):
+            share = sgd_share(step / SETTING["steps_per_epoch"], 10, 5)
+            squares[:] = 0.99 * squares + 0.01 * (g + 1e-4 * w) ** 2
+            return share + (1 - share) * 3e-4 / rate / (np.sqrt(squares) + 1e-8)
         return 1.0
 
     rng = np.random.default_rng(1)
-    at, v = np.array([[1.0, 0.5]]), np.zeros((1, 2))
+    at, v, squares = np.array([[1.0, 0.5]]), np.zeros((1, 2)), np.zeros((1, 2))
     for step in list(steps_of(preset))[:-2]:
         g = rng.normal(size=(1, 2))
         gradients.assign(g)
@@ -126,6 +146,21 @@ def test_the_others_rise_from_0_to_the_published_rate(
     rates = [recipe.rate_at(preset, s, **setting) for s in steps]
     assert rates[0] == 0.0
     assert max(rates) == rates[last_epoch_of_warmup * 10] == pytest.approx(peak)
+
+
+def test_akiba_2017_starts_slowly_and_has_no_warmup_of_the_rate():
+    preset = recipe.PRESETS["akiba_2017"]
+    setting = {"steps_per_epoch": 10, "global_batch": 32768}
+    rates = {e: recipe.rate_at(preset, e * 10, **setting) for e in range(90)}
+    assert rates[0] == rates[39] == pytest.approx(6.4)
+    assert rates[40] == rates[69] == pytest.approx(0.96)
+    assert rates[70] == rates[84] == pytest.approx(0.128)
+    assert rates[85] == rates[89] == pytest.approx(0.0128)
+    shorter = recipe.changed("akiba_2017", epochs=9)
+    assert shorter.transition_epochs == (1.0, 0.5)
+    assert shorter.decay.epochs == (0, 4, 7, 8.5)
+    optimizer = recipe.optimizer(shorter, **setting, accumulation=2)
+    assert (optimizer.center_steps, optimizer.period_steps) == (20, 10)
 
 
 def test_a_preset_is_stretched_as_a_whole():

@@ -17,7 +17,17 @@ Example:
 from tfdist.optimizers.lamb import LAMB
 from tfdist.optimizers.lars import LARS
 from tfdist.optimizers.momentum_sgd import MomentumSGD
-from tfdist.optimizers.rates import scaled_rate, warmup_factor
+from tfdist.optimizers.rates import scaled_rate, sgd_share, warmup_factor
+from tfdist.optimizers.rmsprop_warmup import RMSpropWarmup
 from tfdist.optimizers.warmup import Warmup
 
-__all__ = ["LAMB", "LARS", "MomentumSGD", "Warmup", "scaled_rate", "warmup_factor"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "MomentumSGD",
+    "RMSpropWarmup",
+    "Warmup",
+    "scaled_rate",
+    "sgd_share",
+    "warmup_factor",
+]

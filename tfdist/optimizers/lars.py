@@ -101,8 +101,10 @@ class LARS(MomentumSGD):
         )
         self.epsilon = _options.number("epsilon", epsilon, at_least=0)
 
-    def _direction(self, gradient: Any, weights: Any, variable: Any) -> Any:
-        direction = super()._direction(gradient, weights, variable)
+    def _direction(
+        self, gradient: Any, weights: Any, variable: Any, rate: tf.Tensor
+    ) -> Any:
+        direction = super()._direction(gradient, weights, variable, rate)
         if self._is_excluded(variable):
             return direction
         size = tf.norm(weights)

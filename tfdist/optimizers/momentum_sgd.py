@@ -128,7 +128,7 @@ class MomentumSGD(OptimizerWithExclusions):
         weights = tf.cast(tf.convert_to_tensor(variable), wide)
         gradient = tf.cast(gradient, wide)
         rate = tf.cast(learning_rate, wide)
-        inner = self._direction(gradient, weights, variable)
+        inner = self._direction(gradient, weights, variable, rate)
         if not self.momentum:
             self.assign_sub(variable, rate * inner)
             return
@@ -142,8 +142,11 @@ class MomentumSGD(OptimizerWithExclusions):
             after = self.momentum * after + inner
         self.assign_sub(variable, rate * after)
 
-    def _direction(self, gradient: Any, weights: Any, variable: Any) -> Any:
-        """Returns the gradient plus weight decay, without the learning rate."""
+    def _direction(
+        self, gradient: Any, weights: Any, variable: Any, rate: tf.Tensor
+    ) -> Any:
+        """Returns the gradient plus weight decay, not multiplied by the rate."""
+        del rate  # for subclasses
         return gradient + self._decay_of(variable) * weights
 
     def get_config(self) -> dict[str, Any]:

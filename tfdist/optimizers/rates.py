@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tfdist.optimizers import _options
 
 
@@ -59,3 +61,32 @@ def warmup_factor(step: float, warmup_steps: float, start: float) -> float:
     if step >= warmup_steps:
         return 1.0
     return start + (1 - start) * step / warmup_steps
+
+
+def sgd_share(step: float, center: float, period: float) -> float:
+    """Returns the share of SGD in a step of `RMSpropWarmup`.
+
+    Args:
+        step: index of the step, from 0, counted over all epochs.
+        center: step at which the share is 1/2.
+        period: the share rises with slope 1 / period at `center`.
+
+    Returns:
+        exp(2 (step - center) / period) / 2 before `center`, then 1/2 +
+        (step - center) / period, and 1 from `center` + `period` / 2 on.
+
+    Example:
+        >>> from tfdist.optimizers import sgd_share
+        >>> [round(sgd_share(step, 10, 5), 3) for step in (0, 9, 10, 12, 13)]
+        [0.009, 0.335, 0.5, 0.9, 1.0]
+
+    References:
+        Akiba, Suzuki & Fukuda, Extremely Large Minibatch SGD: Training ResNet-50 on
+        ImageNet in 15 Minutes, 2017, section 3 (arXiv:1711.04325). The slope of the
+        linear part is printed there as 2 / period; the share would rise to 1.5 before
+        it becomes 1.
+    """
+    periods = (step - center) / period
+    if periods < 0:
+        return math.exp(2 * periods) / 2
+    return min(0.5 + periods, 1.0)
