@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
+.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs gpu xla setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -69,6 +69,9 @@ campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (hours
 	@$(BIN)/python tests/campaign/long_run.py
 	@$(BIN)/python tests/campaign/elastic_fit.py
 	@$(BIN)/python tests/campaign/checkpoints.py
+
+reproduce: $(BUILT)  ## claims about large batches: build/reproductions/report.html
+	@$(BIN)/python recipes/reproductions/run.py
 
 sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@$(BIN)/python .ci/sanitize.py

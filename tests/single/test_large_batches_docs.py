@@ -27,5 +27,5 @@ def test_the_table_has_every_preset():
     source = (ROOT / "recipes" / "schedules.py").read_text(encoding="utf-8")
     table = source.split("\nPRESETS = {")[1].split("\n}\n")[0]
     presets = re.findall(r'^    "(\w+)": ', table, re.MULTILINE)
-    section = TEXT.split("## Named settings")[1]
+    section = TEXT.split("\n## Named settings")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == presets

@@ -1,0 +1,80 @@
+"""The two networks of the reproductions."""
+
+from typing import Any
+
+import digits
+import keras
+from keras import ops
+
+MOMENTUM = 0.9  # of the moving statistics
+
+
+@keras.saving.register_keras_serializable(package="tfdist_reproductions")
+class GroupedBatchNormalization(keras.layers.Layer):
+    """Batch normalization of several ranks, simulated in one process.
+
+    A batch consists of the equal batches of all ranks. Each rank normalizes its own,
+    and has moving statistics of its own. In an evaluation, all use the combined ones:
+    the mean of the means, and the mean of the squares minus its square.
+
+    Args:
+        ranks: number of ranks.
+    """
+
+    def __init__(self, ranks: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.ranks = ranks
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        """Creates scale, shift and the moving statistics of each rank."""
+        features = shape[-1]
+        self.gamma = self.add_weight(shape=(features,), initializer="ones")
+        self.beta = self.add_weight(shape=(features,), initializer="zeros")
+        options = {"shape": (self.ranks, features), "trainable": False}
+        self.means = self.add_weight(initializer="zeros", **options)
+        self.variances = self.add_weight(initializer="ones", **options)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Normalizes a batch of shape [ranks * n, features]."""
+        if training:
+            groups = ops.reshape(x, (self.ranks, -1, x.shape[-1]))
+            mean, variance = ops.moments(groups, axes=[1])
+            for moving, new in ((self.means, mean), (self.variances, variance)):
+                moving.assign(MOMENTUM * moving + (1 - MOMENTUM) * new)
+            mean, variance = mean[:, None], variance[:, None]
+        else:
+            groups = x
+            mean = ops.mean(self.means, axis=0)
+            squares = ops.mean(self.variances + ops.square(self.means), axis=0)
+            variance = squares - ops.square(mean)
+        scale = self.gamma / ops.sqrt(variance + 1e-3)
+        return ops.reshape((groups - mean) * scale + self.beta, ops.shape(x))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments in Keras's format."""
+        return {**super().get_config(), "ranks": self.ranks}
+
+
+def plain() -> keras.Model:
+    """Returns a network of three hidden layers of 128 units."""
+    layers: list[Any] = [keras.Input((digits.PIXELS,))]
+    layers += [keras.layers.Dense(128, "relu") for _ in range(3)]
+    return keras.Sequential([*layers, keras.layers.Dense(digits.CLASSES)])
+
+
+def normalized(simulated_ranks: int | None) -> keras.Model:
+    """Returns a network of five hidden layers of 96 units with batch normalization.
+
+    Args:
+        simulated_ranks: number of ranks that this process simulates; None for a process
+            that is a rank itself.
+    """
+    layers: list[Any] = [keras.Input((digits.PIXELS,))]
+    for _ in range(5):
+        layers.append(keras.layers.Dense(96, use_bias=False))
+        if simulated_ranks is None:
+            layers.append(keras.layers.BatchNormalization(momentum=MOMENTUM))
+        else:
+            layers.append(GroupedBatchNormalization(simulated_ranks))
+        layers.append(keras.layers.Activation("relu"))
+    return keras.Sequential([*layers, keras.layers.Dense(digits.CLASSES)])

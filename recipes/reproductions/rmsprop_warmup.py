@@ -1,0 +1,83 @@
+"""RMSprop warm-up with a slow start trains where a warm-up of the rate does not.
+
+python recipes/reproductions/rmsprop_warmup.py
+"""
+
+from collections.abc import Mapping
+
+import keras
+import study
+from study import Check, Study
+from training import PER_RANK, Setting, rates
+
+from tfdist.optimizers import MomentumSGD, RMSpropWarmup, scaled_rate
+
+BASE_RATE, EPOCHS, RANKS = 0.3, 14, 22
+WARMUP_EPOCHS, CENTER_EPOCHS, PERIOD_EPOCHS = 4, 4, 2
+# Epochs of 90 at which the rate changes, and its factors.
+SLOW_START = ((40, 70, 85), (0.5, 0.075, 0.01, 0.001))
+LINEAR, RMSPROP = "22 ranks, linear warm-up", "22 ranks, RMSprop warm-up"
+RATE = scaled_rate(BASE_RATE, global_batch=RANKS * PER_RANK, base_batch=PER_RANK)
+
+
+def with_linear_warmup(steps_per_epoch: int) -> keras.optimizers.Optimizer:
+    """Returns SGD whose rate rises linearly, and falls in steps."""
+    falling = rates(RATE, EPOCHS, steps_per_epoch, warmup=WARMUP_EPOCHS)
+    return MomentumSGD(falling, weight_decay=1e-4)
+
+
+def with_rmsprop_warmup(steps_per_epoch: int) -> keras.optimizers.Optimizer:
+    """Returns SGD that begins as RMSprop, with the slow start of the paper."""
+    epochs, factors = SLOW_START
+    slow = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [round(epoch * EPOCHS * steps_per_epoch / 90) - 1 for epoch in epochs],
+        [RATE * factor for factor in factors],
+    )
+    return RMSpropWarmup(
+        slow,
+        center_steps=CENTER_EPOCHS * steps_per_epoch,
+        period_steps=PERIOD_EPOCHS * steps_per_epoch,
+        rmsprop_rate=3e-3,
+        weight_decay=1e-4,
+    )
+
+
+def judge(accuracy: Mapping[str, float]) -> list[Check]:
+    """Compares the accuracies with the mark."""
+    rmsprop, ahead = accuracy[RMSPROP], accuracy[RMSPROP] - accuracy[LINEAR]
+    return [
+        Check(
+            "at least 95 with RMSprop warm-up", f"{100 * rmsprop:.1f}", rmsprop >= 0.95
+        ),
+        Check(
+            "at least 10 points above a linear warm-up",
+            f"{100 * ahead:.1f}",
+            ahead >= 0.1,
+        ),
+    ]
+
+
+STUDY = Study(
+    name="rmsprop_warmup",
+    title="RMSprop warm-up",
+    claim=(
+        "At a batch for which a linear warm-up is not enough, a training that begins "
+        "as RMSprop and becomes SGD, with a slow start, keeps the accuracy."
+    ),
+    source="Akiba et al. 2017, section 3 (arXiv:1711.04325)",
+    workload=(
+        "digits, 5 hidden layers of 96 units, batch normalization over the 32 samples "
+        f"of each rank, weight decay 1e-4, {EPOCHS} epochs, batch {RANKS * PER_RANK}, "
+        f"rate {RATE:.1f}; linear warm-up of {WARMUP_EPOCHS} epochs, or RMSprop with "
+        f"rate 3e-3, center {CENTER_EPOCHS} and period {PERIOD_EPOCHS} epochs"
+    ),
+    settings={
+        LINEAR: Setting(RANKS, EPOCHS, with_linear_warmup, normalized=True),
+        RMSPROP: Setting(RANKS, EPOCHS, with_rmsprop_warmup, normalized=True),
+    },
+    judge=judge,
+    confirmed=RMSPROP,
+)
+
+if __name__ == "__main__":
+    study.main(STUDY)

@@ -1,0 +1,46 @@
+"""Runs all reproductions, and writes build/reproductions/report.html.
+
+    python recipes/reproductions/run.py [--quick]
+
+What has been run with the same code is not run again.
+"""
+
+import argparse
+
+import linear_scaling
+import report
+import rmsprop_warmup
+import study
+import warmup
+
+STUDIES = (linear_scaling.STUDY, warmup.STUDY, rmsprop_warmup.STUDY)
+
+
+def main() -> None:
+    """Runs the studies, prints their results and writes the report.
+
+    Raises:
+        SystemExit: a mark does not hold.
+    """
+    parser = argparse.ArgumentParser(description="Published claims, reproduced.")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed, and no real ranks"
+    )
+    flags = parser.parse_args()
+    seeds = 1 if flags.quick else study.SEEDS
+    results, failed = [], []
+    for one in STUDIES:
+        result = study.run(one, seeds=seeds, with_ranks=not flags.quick)
+        results.append((one, result))
+        print(study.as_text(one, result), flush=True)
+        if not all(check.holds for check in study.checks_of(one, result)):
+            failed.append(one.name)
+    file = study.RESULTS / "report.html"
+    file.write_text(report.page(results), encoding="utf-8")
+    print(f"report: {file}")
+    if failed:
+        raise SystemExit(f"Marks that do not hold: {', '.join(failed)}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""One training of the reproductions, with simulated or with real ranks."""
+
+import dataclasses
+from collections.abc import Callable
+
+import digits
+import keras
+import networks
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.optimizers import Warmup
+
+PER_RANK = 32  # samples of a rank in a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One training.
+
+    Attributes:
+        ranks: number of ranks, each with `PER_RANK` samples in a step.
+        epochs: length of the training.
+        optimizer: function that returns the optimizer, for a number of steps per epoch.
+        normalized: whether the network has batch normalization.
+    """
+
+    ranks: int
+    epochs: int
+    optimizer: Callable[[int], keras.optimizers.Optimizer]
+    normalized: bool
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps in an epoch; the remaining samples are left out."""
+        return digits.TRAIN // (self.ranks * PER_RANK)
+
+
+def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
+    """Returns a rate that becomes a tenth after 60 % and 85 % of the training.
+
+    Args:
+        peak: the first rate, after a warm-up.
+        epochs: length of the training.
+        steps: steps of an epoch.
+        warmup: epochs in which the rate rises from 0.
+    """
+    ends = [round(part * epochs * steps) - 1 for part in (0.6, 0.85)]
+    falling = keras.optimizers.schedules.PiecewiseConstantDecay(
+        ends, [peak, peak / 10, peak / 100]
+    )
+    return Warmup(falling, warmup * steps)
+
+
+def simulate(setting: Setting, seed: int) -> list[float]:
+    """Trains with all ranks in one process; returns the test accuracy of each epoch."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    data = digits.load()
+    model = (
+        networks.normalized(setting.ranks) if setting.normalized else networks.plain()
+    )
+    optimizer = setting.optimizer(setting.steps_per_epoch)
+    optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        # The mean over all samples is the average of the means of the ranks.
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    @tf.function
+    def accuracy(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        found = tf.argmax(model(images, training=False), axis=1, output_type=tf.int32)
+        return tf.reduce_mean(tf.cast(found == labels, tf.float32))
+
+    batch, curve = setting.ranks * PER_RANK, []
+    images, labels = data.train
+    for epoch in range(setting.epochs):
+        order = tfdist.data.epoch_order(len(images), seed=seed, epoch=epoch)
+        for step in range(setting.steps_per_epoch):
+            rows = order[step * batch : (step + 1) * batch]
+            train_step(tf.constant(images[rows]), tf.constant(labels[rows]))
+        curve.append(float(accuracy(*map(tf.constant, data.test))))
+    return curve
+
+
+def train_on_ranks(setting: Setting, seed: int) -> list[float]:
+    """Trains on the ranks of this job; returns the test accuracy of each epoch.
+
+    Raises:
+        ValueError: the job has another number of ranks than the setting.
+    """
+    if tfdist.size() != setting.ranks:
+        raise ValueError(f"Expected {setting.ranks} ranks, got {tfdist.size()}.")
+    keras.utils.set_random_seed(seed)
+    data = digits.load()
+    model = networks.normalized(None) if setting.normalized else networks.plain()
+    model.compile(
+        tfdist.DistributedOptimizer(setting.optimizer(setting.steps_per_epoch)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(
+        tfdist.data.global_batches(
+            data.train, global_batch=setting.ranks * PER_RANK, seed=seed
+        ),
+        epochs=setting.epochs,
+        verbose=0,
+        validation_data=data.test,
+        callbacks=[
+            tfdist.callbacks.BroadcastInitialState(),
+            tfdist.callbacks.CombineMovingStatistics(),
+            tfdist.callbacks.MetricAverage(),
+        ],
+    )
+    return [float(np.float32(value)) for value in history.history["val_accuracy"]]
