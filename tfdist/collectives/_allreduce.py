@@ -14,6 +14,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce(
     tensor: Any,
     *,
@@ -101,6 +102,7 @@ def _cached_call(
         return None
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_allreduce(
     tensors: Sequence[Any],
     *,

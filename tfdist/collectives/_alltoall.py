@@ -12,6 +12,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def alltoall(
     tensor: Any,
     splits: Any = None,

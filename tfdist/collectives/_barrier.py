@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tfdist.collectives.tf_ops import emit
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def barrier(
     *,
     name: str | None = None,

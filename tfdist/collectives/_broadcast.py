@@ -13,6 +13,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(
     tensor: Any,
     root: int = 0,
@@ -63,6 +64,7 @@ def broadcast(
     )[0]
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_broadcast(
     tensors: Sequence[Any],
     root: int = 0,

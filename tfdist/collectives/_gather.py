@@ -12,6 +12,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def allgather(
     tensor: Any,
     *,
@@ -58,6 +59,7 @@ def allgather(
     ).rows
 
 
+@tf.autograph.experimental.do_not_convert
 def gather(
     tensor: Any,
     root: int = 0,

@@ -13,6 +13,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
+@tf.autograph.experimental.do_not_convert
 def reduce(
     tensor: Any,
     root: int = 0,
@@ -76,6 +77,7 @@ def reduce(
     )[0]
 
 
+@tf.autograph.experimental.do_not_convert
 def reduce_scatter(
     tensor: Any,
     splits: Any = None,

@@ -11,6 +11,7 @@ from tfdist.collectives.tf_ops import emit
 from tfdist.collectives.tf_ops.op_names import operation_name
 
 
+@tf.autograph.experimental.do_not_convert
 def send(
     tensor: Any,
     dst: int,
@@ -69,6 +70,7 @@ def send(
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def recv(
     shape: Any,
     dtype: Any,

@@ -48,6 +48,7 @@ __all__ += _shared.__all__
 check_num_rank_power_of_2 = num_rank_is_power_2
 
 
+@tf.autograph.experimental.do_not_convert
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -97,6 +98,7 @@ def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Te
     return scale_gradient(tensor, 1 / size_of(members))
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -125,6 +127,7 @@ def grouped_allgather(
     ]
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -165,6 +168,7 @@ def broadcast(
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -209,6 +213,7 @@ def broadcast_(
         return [tf.identity(value) for value in values]
 
 
+@tf.autograph.experimental.do_not_convert
 def alltoall(
     tensor: Any,
     splits: Any = None,

@@ -28,6 +28,7 @@ from tfdist.horovod.tensorflow._arguments import (
 from tfdist.horovod.tensorflow.compression import Compression, check_methods
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -146,6 +147,7 @@ def _refuse_scales_of_rows(prescale: float, postscale: float) -> None:
         )
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -234,6 +236,7 @@ def _grouped(
     return ends
 
 
+@tf.autograph.experimental.do_not_convert
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -295,6 +298,7 @@ def reducescatter(
         return compression.decompress(reduced, context)
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
