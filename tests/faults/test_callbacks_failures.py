@@ -6,6 +6,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 from helpers.ranks import run_ranks
 
 import tfdist
@@ -73,27 +74,34 @@ def _backup(folder):
     return keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"))
 
 
-def test_a_killed_training_goes_on_from_the_backup_with_the_same_bits(tmp_path):
-    whole = run_ranks(trained, 2, str(tmp_path), -1, "backup last")
-    for victim, order in ((0, "backup last"), (1, "backup first")):
-        folder = tmp_path / str(victim)
-        folder.mkdir()
-        killed = run_ranks(
-            trained, 2, str(folder), victim, order, may_die=[0], timeout_s=60
-        )
-        failed = [-signal.SIGKILL, ["ValueError", [0, 1, 2]]]
-        assert killed[victim] == failed[victim]
-        assert killed[1 - victim] == ["RankFailedError", [0, 1, 2]]
-        assert (folder / "backup").is_dir()
-        resumed = run_ranks(trained, 2, str(folder), -1, order, timeout_s=60)
-        for (epochs, iterations, values), (_, wanted, expected) in zip(
-            resumed, whole, strict=True
-        ):
-            assert epochs == [2, 3, 4]
-            assert iterations == wanted == EPOCHS * STEPS
-            for a, b in zip(values, expected, strict=True):
-                np.testing.assert_array_equal(a, b)
-        assert not (folder / "backup").exists()  # finished: rank 0 has removed it
+@pytest.mark.parametrize(
+    ("victim", "order"),
+    [
+        (0, "backup last"),
+        pytest.param(1, "backup first", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_training_goes_on_from_the_backup_with_the_same_bits(
+    tmp_path, victim, order
+):
+    (tmp_path / "whole").mkdir()
+    whole = run_ranks(trained, 2, str(tmp_path / "whole"), -1, "backup last")
+    killed = run_ranks(
+        trained, 2, str(tmp_path), victim, order, may_die=[0], timeout_s=60
+    )
+    failed = [-signal.SIGKILL, ["ValueError", [0, 1, 2]]]
+    assert killed[victim] == failed[victim]
+    assert killed[1 - victim] == ["RankFailedError", [0, 1, 2]]
+    assert (tmp_path / "backup").is_dir()
+    resumed = run_ranks(trained, 2, str(tmp_path), -1, order, timeout_s=60)
+    for (epochs, iterations, values), (_, wanted, expected) in zip(
+        resumed, whole, strict=True
+    ):
+        assert epochs == [2, 3, 4]
+        assert iterations == wanted == EPOCHS * STEPS
+        for a, b in zip(values, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not (tmp_path / "backup").exists()  # finished: rank 0 has removed it
 
 
 def dies_in_a_callback():
@@ -108,6 +116,8 @@ def dies_in_a_callback():
     return []
 
 
+# In `make test`: the test above kills rank 0 there too.
+@pytest.mark.slow
 def test_a_rank_0_that_dies_in_a_callback_ends_the_others():
     died, other = run_ranks(
         dies_in_a_callback,

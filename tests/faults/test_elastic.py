@@ -1,40 +1,52 @@
 """Elastic training with TensorFlow: ranks are lost and replaced, no step is lost."""
 
 import itertools
-import json
 import re
 import sys
 
 import numpy as np
 import pytest
 from helpers.deadline import deadline
+from helpers.elastic_folder import finish_at, has_joined, lines
 from helpers.elastic_program import expected
-from helpers.launcher import run
+from helpers.launcher import run, start, until
 
 pytestmark = pytest.mark.faults
+
+
+def command(folder, steps):
+    return [sys.executable, "-m", "helpers.elastic_program", str(folder), str(steps)]
 
 
 def train(folder, *options, steps, kills=(), code=0, timeout_s=120.0):
     """Runs the program; checks its result, and what each rank has committed."""
     for kill in kills:
         (folder / f"kill-{kill}").touch()
-    program = [sys.executable, "-m", "helpers.elastic_program", str(folder), str(steps)]
-    done = run(folder, *options, *program, timeout_s=timeout_s)
+    done = run(folder, *options, *command(folder, steps), timeout_s=timeout_s)
     assert done.code == code, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (folder / "commits").read_text().splitlines()]
+    if code == 0:
+        check_result(folder, steps)
+    return done, checked_commits(folder)
+
+
+def checked_commits(folder):
+    """What each rank has committed: each step once, in order."""
     by_member = itertools.groupby(
-        sorted(lines, key=lambda x: x["member"]), lambda x: x["member"]
+        sorted(lines(folder / "commits"), key=lambda x: x["member"]),
+        lambda x: x["member"],
     )
     commits = {member: list(rows) for member, rows in by_member}
     for rows in commits.values():
         first = rows[0]["step"]
         assert [row["step"] for row in rows] == list(range(first, first + len(rows)))
-    if code == 0:
-        result = np.load(folder / "result.npz")
-        uses, order = expected(steps)
-        assert np.array_equal(result["uses"], uses)
-        assert result["order"] == order
-    return done, commits
+    return commits
+
+
+def check_result(folder, steps):
+    result = np.load(folder / "result.npz")
+    uses, order = expected(steps)
+    assert np.array_equal(result["uses"], uses)
+    assert result["order"] == order
 
 
 def sizes(rows):
@@ -42,14 +54,22 @@ def sizes(rows):
     return [size for size, _ in itertools.groupby(row["size"] for row in rows)]
 
 
+# In `make test` with `fit`: test_elastic_fit.py.
+@pytest.mark.slow
 @deadline(150)
 def test_a_lost_rank_is_replaced_and_no_step_or_sample_is_lost(tmp_path):
-    done, commits = train(
-        *(tmp_path, "-np", "2", "--min-np", "1"), steps=900, kills=["0-20-after"]
-    )
+    (tmp_path / "slow").touch()
+    (tmp_path / "kill-0-20-after").touch()
+    options = ("-np", "2", "--min-np", "1")
+    process = start(tmp_path, *options, *command(tmp_path, 100_000))
+    until(lambda: has_joined(tmp_path, 2), 90.0)
+    steps = lines(tmp_path / "commits")[-1]["step"] + 50
+    done = finish_at(tmp_path, process, steps)
+    check_result(tmp_path, steps)
+    commits = checked_commits(tmp_path)
     assert sizes(commits[1]) == [2, 1, 2]
     assert commits[0][-1]["step"] == 19
-    assert len(commits[1]) == 900 and commits[2][-1]["step"] == 899
+    assert len(commits[1]) == steps and commits[2][-1]["step"] == steps - 1
     assert "killed by SIGKILL" in done.report[0] and done.report[0].startswith("rank 0")
     assert re.fullmatch(r"replacement 2 \(process \d+\) is started", done.report[1])
     # Rank 1 may have had the sums of step 20 when rank 0 was lost.

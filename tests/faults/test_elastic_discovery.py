@@ -6,10 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from faults.test_elastic_growth import finish_at, latest_size
-from faults.test_elastic_preemption import lines
 from helpers import elastic_program
 from helpers.deadline import deadline
+from helpers.elastic_folder import finish_at, latest_size, lines
 from helpers.elastic_hosts import Job, agent_of
 from helpers.hosts import plain_hosts
 from helpers.launcher import start, until
@@ -59,6 +58,8 @@ def test_a_job_grows_onto_a_new_host_and_leaves_it_again(hosts, tmp_path):
     assert "was lost" not in done.stderr, done.stderr
 
 
+# In `make test`: tests/single/test_launch_host_pool.py.
+@pytest.mark.slow
 @deadline(60)
 def test_a_job_moves_from_one_host_to_another(hosts, tmp_path):
     """With --min-np equal to -np, it never has fewer ranks."""
@@ -78,6 +79,8 @@ def test_a_job_moves_from_one_host_to_another(hosts, tmp_path):
     assert "was lost" not in done.stderr, done.stderr
 
 
+# In `make test`: tests/single/test_launch_host_pool.py.
+@pytest.mark.slow
 @deadline(60)
 def test_the_job_goes_on_without_a_host_that_cannot_be_reached(hosts, tmp_path):
     slots = Slots(tmp_path, {"host-a": 1})
@@ -93,6 +96,8 @@ def test_the_job_goes_on_without_a_host_that_cannot_be_reached(hosts, tmp_path):
     assert "the job grows to 2 ranks" in done.stderr
 
 
+# In `make test`: tests/single/test_launch_host_pool.py.
+@pytest.mark.slow
 @deadline(60)
 def test_a_lost_host_is_used_again_when_it_is_removed_and_added(hosts, tmp_path):
     slots = Slots(tmp_path, {"host-a": 1, "host-b": 1})

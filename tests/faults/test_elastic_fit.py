@@ -7,18 +7,23 @@ import sys
 import pytest
 from helpers.deadline import deadline
 from helpers.elastic_fit_program import STEPS, check, steps_of
-from helpers.launcher import run
+from helpers.elastic_folder import finish_at, has_joined, lines
+from helpers.launcher import run, start, until
 
 pytestmark = pytest.mark.faults
+
+
+def command(folder, epochs, compiled=None):
+    program = ["-m", "helpers.elastic_fit_program", str(folder), str(epochs)]
+    return [sys.executable, *program, json.dumps(compiled or {})]
 
 
 def train(folder, *options, epochs, kills=(), compiled=None, timeout_s=120.0):
     """Runs the program; checks its result, its history and each rank's steps."""
     for kill in kills:
         (folder / f"kill-{kill}").touch()
-    program = ["-m", "helpers.elastic_fit_program", str(folder), str(epochs)]
-    command = [sys.executable, *program, json.dumps(compiled or {})]
-    done = run(folder, *options, *command, timeout_s=timeout_s)
+    words = command(folder, epochs, compiled)
+    done = run(folder, *options, *words, timeout_s=timeout_s)
     assert done.code == 0, done.stdout + done.stderr
     per_execution = (compiled or {}).get("steps_per_execution", 1)
     history = check(folder, epochs, every_step=per_execution == 1)
@@ -32,12 +37,19 @@ def sizes(rows):
 
 @deadline(150)
 def test_a_lost_rank_is_replaced_and_the_history_is_that_of_an_unfailed_run(tmp_path):
-    steps, _ = train(
-        *(tmp_path, "-np", "2", "--min-np", "1"), epochs=200, kills=["0-3-2-before"]
-    )
+    (tmp_path / "slow").touch()
+    (tmp_path / "kill-0-3-2-before").touch()
+    options = ("-np", "2", "--min-np", "1")
+    process = start(tmp_path, *options, *command(tmp_path, 100_000))
+    until(lambda: has_joined(tmp_path, 2), 90.0)
+    # Both ranks validate once: after every tenth epoch.
+    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 12
+    finish_at(tmp_path, process, epochs)
+    check(tmp_path, epochs)
+    steps = steps_of(tmp_path)
     assert sizes(steps[1]) == [2, 1, 2]
-    assert len(steps[1]) == 200 * STEPS
-    assert steps[2][-1]["epoch"] == 199
+    assert len(steps[1]) == epochs * STEPS
+    assert steps[2][-1]["epoch"] == epochs - 1
 
 
 @pytest.mark.slow

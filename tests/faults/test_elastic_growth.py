@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from faults.test_elastic_preemption import lines
 from helpers import elastic_client
 from helpers.deadline import deadline
 from helpers.elastic_fit_program import check, ends_of_steps
+from helpers.elastic_folder import finish_at, latest_size, lines
 from helpers.elastic_program import expected
 from helpers.launcher import finish, start, until
 from helpers.slots import Slots
@@ -18,12 +18,6 @@ from helpers.slots import Slots
 from tfdist.data import epoch_order
 
 pytestmark = pytest.mark.faults
-
-
-def latest_size(file):
-    """The number of ranks in the latest line; 0 if there is none."""
-    rows = lines(file)
-    return rows[-1]["size"] if rows else 0
 
 
 def follow(folder, slots, sequence, file="commits"):
@@ -59,16 +53,6 @@ def assert_grown(sizes):
     assert sizes[shrunk:] == sorted(sizes[shrunk:]) and sizes[-1] == 4, sizes
 
 
-def finish_at(folder, process, done):
-    """Lets all ranks stop after so many steps, or epochs."""
-    new = folder / "stop.new"
-    new.write_text(str(done))
-    new.rename(folder / "stop")
-    found = finish(process, 60.0)
-    assert found.code == 0, found.stdout + found.stderr
-    return found
-
-
 # ---- a loop without TensorFlow, which does not hand over ----
 
 
@@ -92,6 +76,8 @@ def test_ranks_join_and_leave_and_each_sample_is_used_as_often(tmp_path):
     assert not any("was lost" in line for line in done.report)
 
 
+# In `make test`: tests/single/test_launch_elastic.py.
+@pytest.mark.slow
 @deadline(60)
 def test_the_job_starts_with_all_slots_and_keeps_them_if_the_script_fails(tmp_path):
     slots = Slots(tmp_path, 9)
@@ -247,6 +233,8 @@ def test_with_a_batch_per_rank_an_epoch_has_fewer_steps_on_more_ranks(tmp_path):
     assert {2, 3, 5, 10} <= set(steps) and steps[0] == 5 and steps[-1] == 2
 
 
+# In `make test`: the examples of `FitPosition`.
+@pytest.mark.slow
 @deadline(120)
 def test_a_step_for_which_the_samples_do_not_suffice_any_more_is_left_out(tmp_path):
     """One rank has used 45 of 53 samples when a second one joins: a step needs 10."""
@@ -315,6 +303,19 @@ def test_ranks_without_a_sample_end_with_an_error_and_the_job_goes_on(tmp_path):
 
 # ---- what the program does after the training ----
 
+_EVALUATES_WITHOUT_TENSORFLOW = """
+import time
+import numpy as np
+from pathlib import Path
+from helpers.core_client import allreduce
+from helpers.elastic_handover import Loop
+from tfdist.core import runtime
+Loop(Path(), 3).run()
+Path(f"trained-{runtime.rank()}").touch()
+while not Path("evaluate").exists():
+    time.sleep(0.02)
+print("sum", float(allreduce(np.array([2.0]), name="evaluation")[0]))
+"""
 _EVALUATES = """
 import sys, time
 from pathlib import Path
@@ -337,11 +338,21 @@ print("sum", float(tfdist.allreduce(tf.constant(2.0), op=tfdist.ReduceOp.SUM)))
 """
 
 
-@pytest.mark.parametrize("way", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("way", "program"),
+    [
+        ("without TensorFlow", _EVALUATES_WITHOUT_TENSORFLOW),
+        pytest.param("loop", _EVALUATES, marks=pytest.mark.slow),
+        pytest.param("fit", _EVALUATES, marks=pytest.mark.slow),
+    ],
+    ids=["without TensorFlow", "loop", "fit"],
+)
 @deadline(90)
-def test_a_job_that_shrinks_after_the_training_lets_its_ranks_finish(way, tmp_path):
+def test_a_job_that_shrinks_after_the_training_lets_its_ranks_finish(
+    tmp_path, way, program
+):
     slots = Slots(tmp_path, 2)
-    (tmp_path / "evaluates.py").write_text(_EVALUATES)
+    (tmp_path / "evaluates.py").write_text(program)
     process = start(tmp_path, *slots.options(np=2), sys.executable, "evaluates.py", way)
     until(lambda: len(list(tmp_path.glob("trained-*"))) == 2, 60.0)
     slots.set(1)

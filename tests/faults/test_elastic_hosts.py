@@ -8,10 +8,9 @@ import time
 import numpy as np
 import psutil
 import pytest
-from faults.test_elastic_growth import finish_at, latest_size
-from faults.test_elastic_preemption import lines
 from helpers import elastic_fit_program, elastic_program
 from helpers.deadline import deadline
+from helpers.elastic_folder import finish_at, latest_size, lines
 from helpers.elastic_hosts import Job, agent_of
 from helpers.hosts import networked_hosts, plain_hosts, why_no_networks
 from helpers.launcher import finish, start, until
@@ -25,6 +24,8 @@ def hosts(tmp_path_factory):
         yield made
 
 
+# In `make test` with its output, below.
+@pytest.mark.slow
 @deadline(60)
 def test_a_lost_rank_is_replaced_on_its_host(hosts, tmp_path):
     job = Job.start(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "1")
@@ -53,6 +54,8 @@ def test_the_job_goes_on_without_a_lost_host(hosts, tmp_path):
     assert {row["member"] for row in job.rows() if row["size"] == 2} == {0, 1}
 
 
+# In `make test` on another host, below.
+@pytest.mark.slow
 @deadline(60)
 def test_the_ranks_of_a_lost_host_are_replaced_on_this_host(hosts, tmp_path):
     """Their pipes get the numbers of the descriptors of the lost connection."""
@@ -73,6 +76,8 @@ def test_the_ranks_of_a_lost_host_are_replaced_on_this_host(hosts, tmp_path):
     assert ends == [f"[rank {rank}] finished" for rank in range(3)]
 
 
+# In `make test` on hosts with free slots, below.
+@pytest.mark.slow
 @deadline(60)
 def test_rank_0_may_be_on_the_lost_host(hosts, tmp_path):
     job = Job.start(tmp_path, hosts, (1, 2), "-np", "3", "--min-np", "1")
@@ -94,6 +99,8 @@ def test_lost_ranks_are_replaced_on_hosts_with_free_slots(hosts, tmp_path):
     assert "replacement 4 is started on host-b" in done.stderr
 
 
+# In `make test`: tests/single/test_launch_elastic.py.
+@pytest.mark.slow
 @deadline(60)
 def test_the_job_ends_if_the_hosts_that_are_left_have_too_little_room(hosts, tmp_path):
     job = Job.start(tmp_path, hosts, (2, 2), "-np", "4", "--min-np", "3")
@@ -136,6 +143,26 @@ def test_the_output_of_a_replacement_on_another_host_is_shown(hosts, tmp_path):
     assert list(tmp_path.glob("tfdist-logs/*/replacement-3.log"))
 
 
+@deadline(60)
+def test_a_host_that_gets_sigterm_hands_over_its_ranks(hosts, tmp_path):
+    (tmp_path / "hold").touch()
+    words = ["-np", "3", "--min-np", "1", *hosts.slots(1, 2), *hosts.ssh]
+    program = [sys.executable, "-m", "helpers.elastic_handover", str(tmp_path), "1"]
+    environ = {"TFDIST_ADDRESS": hosts.address}
+    job = Job(tmp_path, start(tmp_path, *words, *program, **environ))
+    job.wait_for(3)
+    agent = agent_of(job, 2)
+    agent.terminate()
+    job.wait_for(1, generation=2)
+    until(lambda: not agent.is_running(), 10.0)
+    done = job.finish()
+    assert not lines(tmp_path / "undone")
+    assert (
+        "the agent on host-b got a signal; no process is started there" in done.stderr
+    )
+    assert "was lost" not in done.stderr and "replacement" not in done.stderr
+
+
 # ---- programs with TensorFlow ----
 
 
@@ -161,6 +188,8 @@ def agent_of_rank(folder, rank):
     return psutil.Process(found[0]).parent()
 
 
+# In `make test` without TensorFlow, above.
+@pytest.mark.slow
 @deadline(90)
 def test_the_ranks_of_a_host_that_gets_sigterm_hand_over(hosts, tmp_path):
     options = ("-np", "3", "--min-np", "1")
@@ -209,10 +238,12 @@ def networks(tmp_path_factory):
         yield made
 
 
+# In `make test`: a host whose agent is killed, above.
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize(
     ("lost", "hears_ssh"),
-    [(0, False), pytest.param(1, True, marks=pytest.mark.slow)],
+    [(0, False), (1, True)],
 )
 @deadline(120)
 def test_the_job_goes_on_without_a_host_whose_cable_is_pulled(

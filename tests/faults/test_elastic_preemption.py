@@ -1,30 +1,19 @@
 """SIGTERM to ranks of an elastic job, and to tfdistrun: no step is lost."""
 
-import json
 import os
 import signal
 import sys
 
 import numpy as np
 import pytest
-from faults.test_elastic import sizes, train
+from faults.test_elastic import checked_commits, command, sizes, train
 from helpers.deadline import deadline
+from helpers.elastic_client import Report
+from helpers.elastic_folder import latest_size, lines
 from helpers.elastic_program import expected
 from helpers.launcher import finish, run, start, until
 
 pytestmark = pytest.mark.faults
-
-
-def lines(file):
-    """The complete JSON lines of a file; none if it does not exist."""
-    if not file.exists():
-        return []
-    complete, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
-
-
-def command(folder, steps):
-    return [sys.executable, "-m", "helpers.elastic_program", str(folder), str(steps)]
 
 
 def start_training(folder, *options):
@@ -45,6 +34,8 @@ def check_saved(folder, members):
     return int(saved["steps"])
 
 
+# In `make test` with `fit`: test_elastic_fit_preemption.py.
+@pytest.mark.slow
 @deadline(120)
 def test_a_rank_that_gets_sigterm_leaves_and_no_step_is_undone(tmp_path):
     (tmp_path / "term-0-20-before").touch()
@@ -58,6 +49,44 @@ def test_a_rank_that_gets_sigterm_leaves_and_no_step_is_undone(tmp_path):
     assert not (tmp_path / "end-0").exists()
 
 
+@deadline(60)
+def test_sigterm_to_tfdistrun_ends_all_ranks_after_the_same_step(tmp_path):
+    """A loop without TensorFlow."""
+    (tmp_path / "hold").touch()
+    program = [sys.executable, "-m", "helpers.elastic_handover", str(tmp_path), "1"]
+    process = start(tmp_path, "-np", "3", "--min-np", "1", *program)
+    until(lambda: len(lines(tmp_path / "generations")) == 3, 30.0)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 30.0)
+    assert done.code == 143, done.stderr
+    reports = [Report.read(tmp_path / f"member-{member}") for member in range(3)]
+    [committed] = {report.committed for report in reports}
+    assert committed > 0 and not lines(tmp_path / "undone")
+    assert f"the job is preempted after commit {committed}" in done.report[0]
+    assert not (tmp_path / "result.npz").exists()
+
+
+@deadline(120)
+def test_a_rank_is_lost_and_then_the_job_is_preempted(tmp_path):
+    (tmp_path / "kill-0-20-after").touch()
+    options = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
+    process = start(tmp_path, *options, *command(tmp_path, 100_000))
+    until(lambda: latest_size(tmp_path / "commits") == 1, 60.0)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 30.0)
+    assert done.code == 143, done.stderr
+    commits = checked_commits(tmp_path)
+    steps = check_saved(tmp_path, [1])
+    assert sizes(commits[1]) == [2, 1]
+    assert steps - 1 <= len(commits[1]) <= steps  # the last commit does not return
+    assert commits[0][-1]["step"] == 19
+    assert "killed by SIGKILL" in done.report[0] and done.report[0].startswith("rank 0")
+    assert "the job goes on with 1 rank after commit" in done.report[1]
+    assert "the job is preempted after commit" in done.report[2]
+
+
+# In `make test`: the two tests above.
+@pytest.mark.slow
 @deadline(120)
 def test_sigterm_to_tfdistrun_lets_all_ranks_save_the_same_step(tmp_path):
     process = start_training(tmp_path, "-np", "2", "--min-np", "1")

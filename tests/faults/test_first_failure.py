@@ -75,7 +75,7 @@ def python(code, *arguments):
     "others",
     [
         ("again", "wrapped", "later", "waits"),
-        ("again", "vanishes", "exits", "handles"),
+        pytest.param(("again", "vanishes", "exits", "handles"), marks=pytest.mark.slow),
     ],
 )
 def test_the_rank_at_fault_is_named_whoever_ends_first(tmp_path, others):

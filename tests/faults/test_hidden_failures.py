@@ -68,7 +68,7 @@ def submitted_before_and_after(on):
 
 
 @deadline(120)
-@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("on", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_operations_of_a_lost_world_return_their_inputs_if_failures_are_hidden(
     pool, on
 ):
@@ -97,7 +97,10 @@ def sums_until_the_end(lives_s):
 
 
 @deadline(120)
-@pytest.mark.parametrize("lives_s", [0.2, 0.203, 0.207])
+@pytest.mark.parametrize(
+    "lives_s",
+    [0.2, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.203, 0.207))],
+)
 def test_a_death_in_the_middle_of_an_operation_leaves_a_sum_or_the_input(pool, lives_s):
     found = pool.run(sums_until_the_end, 3, lives_s, may_die=[2])
     assert found.pop() == -signal.SIGKILL

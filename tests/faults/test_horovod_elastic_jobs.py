@@ -65,6 +65,8 @@ def weights_after(batches):
     return weights
 
 
+# In `make test` with simulated losses: tests/single/test_horovod_elastic.py.
+@pytest.mark.slow
 @deadline(300)
 def test_variables_and_attributes_survive_the_loss_of_rank_0(tmp_path):
     done, left = train(

@@ -177,6 +177,8 @@ def test_the_secret_is_in_no_argument_and_no_environment(job):
     assert done.stdout == "seen True 0o600\n", done.stderr
 
 
+# In `make test` on this host: test_launch_checks.py.
+@pytest.mark.slow
 @deadline(40)
 def test_processes_of_other_hosts_that_train_alone_are_told_of(job):
     done = job((1, 1), *python("memory = b'1' * (300 << 20)"))
@@ -185,6 +187,8 @@ def test_processes_of_other_hosts_that_train_alone_are_told_of(job):
     assert "without calling" not in job((1, 1), "hostname").stderr
 
 
+# In `make test` on this host: test_launch_output.py.
+@pytest.mark.slow
 @deadline(40)
 def test_much_output_arrives_whole_and_in_order(job):
     code = "for i in range(20000): print(f'{i:08d} ' + 'x' * 20)"
@@ -195,6 +199,8 @@ def test_much_output_arrives_whole_and_in_order(job):
         assert lines == [f"{i:08d}" for i in range(20000)]
 
 
+# In `make test` on this host: test_launch_exit.py.
+@pytest.mark.slow
 @deadline(40)
 def test_helpers_that_outlive_their_ranks_are_ended(job, marker):
     script = "setsid sleep 600 & echo started"
@@ -204,6 +210,8 @@ def test_helpers_that_outlive_their_ranks_are_ended(job, marker):
     assert marked(marker) == []
 
 
+# In `make test` on this host: test_launch_exit.py.
+@pytest.mark.slow
 @deadline(40)
 def test_a_rank_that_ends_does_not_end_the_other_hosts(job):
     script = "if [ $TFDIST_RANK != 2 ]; then exit 0; fi; sleep 0.8; echo on"
@@ -272,6 +280,8 @@ def test_signals_reach_remote_ranks_and_a_clean_end_is_success(started, number):
     assert f"ended by {number.name}" in done.report[0]
 
 
+# In `make test` on this host: test_launch_signals.py.
+@pytest.mark.slow
 @deadline(40)
 def test_a_second_signal_kills_on_all_hosts(started, marker):
     script = "trap '' INT; echo ready; while :; do sleep 1; done"
@@ -282,6 +292,8 @@ def test_a_second_signal_kills_on_all_hosts(started, marker):
     assert marked(marker) == []
 
 
+# In `make test`: the agent is ended, not tfdistrun, below.
+@pytest.mark.slow
 @deadline(40)
 def test_a_program_that_a_script_has_started_there_has_its_time_too(
     started, tmp_path, marker
@@ -364,7 +376,9 @@ SAVES_AND_TELLS = SAVES.replace(
 )
 
 
-@pytest.mark.parametrize("by_a_script", [False, True])
+@pytest.mark.parametrize(
+    "by_a_script", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 @deadline(40)
 def test_ranks_whose_agent_a_signal_ends_have_their_time_to_save(
     started, tmp_path, marker, by_a_script
@@ -383,6 +397,8 @@ def test_ranks_whose_agent_a_signal_ends_have_their_time_to_save(
     assert marked(marker) == []
 
 
+# In `make test` on this host: test_launch_signals.py.
+@pytest.mark.slow
 @deadline(40)
 def test_the_time_to_save_is_that_of_the_option_on_other_hosts_too(started, marker):
     script = "trap 'echo has $TFDIST_SIGNAL_GRACE_S' TERM; echo ready; "
@@ -403,6 +419,8 @@ SAVES_SLOWLY = SAVES.replace(
 )
 
 
+# In `make test`: only the agent is ended, above.
+@pytest.mark.slow
 @deadline(40)
 def test_ranks_whose_agent_a_signal_ends_have_their_time_when_another_host_fails(
     started, tmp_path, marker
@@ -422,6 +440,8 @@ def test_ranks_whose_agent_a_signal_ends_have_their_time_when_another_host_fails
     assert marked(marker) == []
 
 
+# In `make test`: only the agent is ended, above.
+@pytest.mark.slow
 @deadline(40)
 def test_tfdistruns_signal_after_the_agents_takes_no_time_from_a_scripts_program(
     started, tmp_path, marker
@@ -439,7 +459,9 @@ def test_tfdistruns_signal_after_the_agents_takes_no_time_from_a_scripts_program
     assert marked(marker) == []
 
 
-@pytest.mark.parametrize("first_to", ["agent", "tfdistrun"])
+@pytest.mark.parametrize(
+    "first_to", ["agent", pytest.param("tfdistrun", marks=pytest.mark.slow)]
+)
 @deadline(40)
 def test_ranks_that_save_when_a_batch_system_signals_all_are_not_lost(
     started, tmp_path, marker, first_to
@@ -459,6 +481,8 @@ def test_ranks_that_save_when_a_batch_system_signals_all_are_not_lost(
     assert marked(marker) == []
 
 
+# In `make test`: ranks that save in time, above.
+@pytest.mark.slow
 @pytest.mark.parametrize("second_to", ["agent", "tfdistrun"])
 @deadline(40)
 def test_ranks_that_do_not_end_with_their_agent_can_be_killed(
@@ -478,6 +502,8 @@ def test_ranks_that_do_not_end_with_their_agent_can_be_killed(
     until(lambda: not marked(marker), GONE_S)
 
 
+# In `make test`: ranks that save in time, above.
+@pytest.mark.slow
 @deadline(40)
 def test_ranks_that_are_killed_when_a_batch_system_signals_all_have_not_succeeded(
     started, marker
@@ -594,15 +620,17 @@ def ssh_script(tmp_path, text):
             "its connection ended with exit code 255; it said: far: Permission denied",
             "ssh-copy-id far",
         ),
-        (
+        pytest.param(
             "echo 'Host key verification failed.' >&2; exit 255",
             "it said: Host key verification failed.",
             "`ssh far true`",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "echo Welcome; echo 'sh: 1: exec: /x/python: not found' >&2; exit 127",
             "exit code 127; it said: Welcome / sh: 1: exec: /x/python: not found",
             f"tfdistrun starts {sys.executable} there",
+            marks=pytest.mark.slow,
         ),
         (
             f"exec env -i {sys.executable} -I -S -m tfdist.launch.agent",
@@ -615,10 +643,11 @@ def ssh_script(tmp_path, text):
             "tfdist agent: nothing can be read from its standard input",
             "docker exec -i",
         ),
-        (
+        pytest.param(
             'true | sh -c "$2"',
             "tfdist agent: nothing can be read from its standard input",
             "docker exec -i",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
@@ -663,7 +692,9 @@ def test_a_terminal_between_is_named_and_shows_no_secret(tmp_path):
     assert done.seconds < 20.0  # not --host-timeout-s
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)]
+)
 @deadline(40)
 def test_a_users_signal_while_a_host_logs_in_ends_nothing(hosts, tmp_path, number):
     again = " ".join(hosts.ssh[1:])

@@ -42,7 +42,10 @@ def test_a_reader_that_pauses_gets_everything_afterwards(tmp_path):
 
 
 @deadline(60)
-@pytest.mark.parametrize("prints", ["the ranks wait", "the ranks have ended"])
+@pytest.mark.parametrize(
+    "prints",
+    ["the ranks wait", pytest.param("the ranks have ended", marks=pytest.mark.slow)],
+)
 def test_signals_reach_a_job_whose_reader_pauses(tmp_path, marker, prints):
     few = "print('x' * 100_000)\n"  # which tfdistrun holds, but no pipe
     code = (

@@ -140,16 +140,23 @@ def test_processes_that_train_alone_are_told_of(tmp_path):
     assert done.code == 0 and ALONE in done.stderr
 
 
+CALLS = f"{USES_MEMORY}; from tfdist.core import world; world.start()"
+FAILS = f"{USES_MEMORY}; raise SystemExit(1)"
+
+
 @deadline(60)
-def test_no_word_about_init_where_it_was_called_or_nothing_was_trained(tmp_path):
-    calls = f"{USES_MEMORY}; from tfdist.core import world; world.start()"
-    for words in (
-        ["-np", "2", *python(calls)],
-        ["-np", "1", *python(USES_MEMORY)],
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-np", "2", *python(CALLS)],
+        pytest.param(["-np", "1", *python(USES_MEMORY)], marks=pytest.mark.slow),
         ["-np", "2", "hostname"],
-        ["-np", "2", *python(f"{USES_MEMORY}; raise SystemExit(1)")],
-    ):
-        assert "without calling" not in run(tmp_path, *words).stderr, words
+        pytest.param(["-np", "2", *python(FAILS)], marks=pytest.mark.slow),
+    ],
+    ids=["called", "one rank", "another program", "failed"],
+)
+def test_no_word_about_init_where_it_was_called_or_nothing_was_trained(tmp_path, words):
+    assert "without calling" not in run(tmp_path, *words).stderr
 
 
 @deadline(40)

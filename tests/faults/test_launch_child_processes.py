@@ -19,7 +19,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 @deadline(40)
 def test_a_pool_whose_workers_would_be_ranks_ends_with_the_reason(
     tmp_path, marker, method

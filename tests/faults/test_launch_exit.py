@@ -31,11 +31,16 @@ pytestmark = pytest.mark.faults
     ("script", "code", "says"),
     [
         ("exit 3", 3, "exit code 3"),
-        ("exit 255", 255, "exit code 255"),
+        pytest.param("exit 255", 255, "exit code 255", marks=pytest.mark.slow),
         ("kill -9 $$", 137, "killed by SIGKILL"),
-        ("kill -SEGV $$", 139, "killed by SIGSEGV"),
-        ("kill -TERM $$", 143, "killed by SIGTERM"),
-        ("kill -35 $$", 163, "killed by signal 35"),
+        *(
+            pytest.param(f"kill -{number} $$", code, says, marks=pytest.mark.slow)
+            for number, code, says in (
+                ("SEGV", 139, "killed by SIGSEGV"),
+                ("TERM", 143, "killed by SIGTERM"),
+                ("35", 163, "killed by signal 35"),
+            )
+        ),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure(tmp_path, script, code, says):
@@ -102,6 +107,8 @@ def test_a_hint_where_one_is_known(tmp_path, code, advice):
     assert len(hints) == 1 and advice in hints[0]
 
 
+# In `make test` with errors of the core: test_first_failure.py.
+@pytest.mark.slow
 @deadline(40)
 def test_the_root_cause_wins_over_a_victim_that_ended_earlier(tmp_path):
     """Rank 1 failed first, but takes longer to end than rank 0, its victim."""
@@ -121,6 +128,8 @@ def test_the_root_cause_wins_over_a_victim_that_ended_earlier(tmp_path):
     assert done.report[-1] == "reason: E1"
 
 
+# In `make test` with errors of the core: test_first_failure.py.
+@pytest.mark.slow
 @deadline(40)
 def test_a_rank_that_others_blame_is_the_cause_even_if_it_ends_last(tmp_path):
     code = (
@@ -198,7 +207,11 @@ def test_helpers_are_asked_before_they_are_killed(tmp_path):
 
 
 @deadline(40)
-@pytest.mark.parametrize("wrapped", [False, True], ids=["direct", "under a shell"])
+@pytest.mark.parametrize(
+    "wrapped",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["direct", "under a shell"],
+)
 def test_a_killed_launcher_leaves_nothing(tmp_path, marker, wrapped):
     command = ["sh", "-c", "sleep 600; true"] if wrapped else ["sleep", "600"]
     process = start(tmp_path, "-np", "2", *command, MARK=marker)

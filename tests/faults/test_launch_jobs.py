@@ -52,8 +52,20 @@ def last_words(tmp_path, text):
 
 
 @deadline(60)
-@pytest.mark.parametrize("transport", ["auto", "tcp", "shm"])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("size", "transport"),
+    [
+        (1, "auto"),
+        (2, "tcp"),
+        (4, "shm"),
+        *(
+            pytest.param(size, transport, marks=pytest.mark.slow)
+            for size in (1, 2, 4)
+            for transport in ("auto", "tcp", "shm")
+            if (size, transport) not in ((1, "auto"), (2, "tcp"), (4, "shm"))
+        ),
+    ],
+)
 def test_sums_are_right(tmp_path, size, transport):
     done = run(
         tmp_path, "-np", str(size), *CLIENT, "steps", "30", TFDIST_TRANSPORT=transport
@@ -62,6 +74,8 @@ def test_sums_are_right(tmp_path, size, transport):
     assert done.stdout.count("all sums are right") == size
 
 
+# In `make test` with fewer ranks: descriptors, below.
+@pytest.mark.slow
 @deadline(60)
 def test_shutdown_and_init_again_in_one_job(tmp_path):
     done = run(tmp_path, "-np", "3", *CLIENT, "again", "4")
@@ -73,10 +87,10 @@ def test_shutdown_and_init_again_in_one_job(tmp_path):
 @pytest.mark.parametrize(
     ("action", "victim", "code", "says"),
     [
-        ("kill", 2, 137, "killed by SIGKILL"),
+        pytest.param("kill", 2, 137, "killed by SIGKILL", marks=pytest.mark.slow),
         ("kill", 0, 137, "killed by SIGKILL"),
         ("raise", 1, 1, "exit code 1"),
-        ("exit", 0, 9, "exit code 9"),
+        pytest.param("exit", 0, 9, "exit code 9", marks=pytest.mark.slow),
     ],
 )
 def test_the_rank_at_fault_is_named_first_and_by_all_others(
@@ -97,6 +111,8 @@ def test_the_rank_at_fault_is_named_first_and_by_all_others(
     assert marked(marker) == []
 
 
+# In `make test`: test_first_failure.py.
+@pytest.mark.slow
 @deadline(60)
 def test_the_reason_of_an_exception_is_in_the_report(tmp_path):
     done = run(tmp_path, "-np", "2", *CLIENT, "raise", "0")
@@ -122,6 +138,8 @@ def test_a_rank_that_leaves_without_an_error_is_the_hint(tmp_path):
     assert any("rank 0 had ended without an error" in line for line in done.report)
 
 
+# In `make test`: tests/single/test_environment_import.py.
+@pytest.mark.slow
 @deadline(60)
 def test_a_rank_that_never_calls_init_is_named_by_the_others(tmp_path):
     done = run(
@@ -236,7 +254,12 @@ WRAPPED = (  # what pybind11 makes of a Ctrl-C in the middle of a call of Tensor
 
 @deadline(60)
 @pytest.mark.parametrize(
-    ("error", "code"), [("KeyboardInterrupt", 130), (WRAPPED, 1)], ids=["it", "wrapped"]
+    ("error", "code"),
+    [
+        ("KeyboardInterrupt", 130),
+        pytest.param(WRAPPED, 1, marks=pytest.mark.slow),
+    ],
+    ids=["it", "wrapped"],
 )
 def test_an_interrupted_rank_is_a_failure_of_that_rank(tmp_path, error, code):
     """Ctrl-C on one rank alone is a failure that the others are told about."""
@@ -266,7 +289,9 @@ def test_an_interrupted_rank_is_a_failure_of_that_rank(tmp_path, error, code):
 
 
 @deadline(60)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number, marker):
     process = start(tmp_path, "-np", "3", *CLIENT, "wait", "99", MARK=marker)
     for _ in range(3):
@@ -284,6 +309,8 @@ def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number, marker):
     assert not set(memory_files()) & holders
 
 
+# In `make test` with a killed rank beside it: test_first_failure.py.
+@pytest.mark.slow
 @deadline(60)
 def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path, marker):
     code = """
@@ -324,6 +351,8 @@ def test_descriptors_do_not_pile_up_over_generations(tmp_path):
     assert done.stdout.count("flat") == 2
 
 
+# In `make test`: tests/integration/test_mpirun.py.
+@pytest.mark.slow
 @deadline(60)
 def test_jobs_at_the_same_time_do_not_meet(tmp_path):
     """Ports and names are free ones: no two jobs collide."""

@@ -182,6 +182,8 @@ def test_a_terminal_has_no_more_than_it_can(tmp_path):
     assert process.wait(10) == 0
 
 
+# In `make test` with a slow reader: test_launch_blocked_output.py.
+@pytest.mark.slow
 @deadline(40)
 def test_much_output_of_all_ranks_arrives_whole(tmp_path):
     code = "import os\nfor i in range(20000): print(os.environ['TFDIST_RANK'], i)"

@@ -33,7 +33,14 @@ def until_ready(process):
 
 
 @deadline(40)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
     code = (
         "import os, signal, sys, time\n"
@@ -52,6 +59,8 @@ def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
     assert f"ended by {number.name}" in done.report[0]
 
 
+# In `make test`: helpers that ignore the signal, below.
+@pytest.mark.slow
 @deadline(40)
 def test_helpers_of_a_rank_that_has_ended_by_itself_are_not_waited_for(
     tmp_path, marker
@@ -75,7 +84,9 @@ def test_helpers_of_a_rank_that_has_ended_by_itself_are_not_waited_for(
 
 
 @deadline(40)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)]
+)
 def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
     code = (
         "import signal, time\n"
@@ -146,6 +157,8 @@ def test_two_signals_of_one_act_are_one(tmp_path):
     assert saved(tmp_path) == ["saved0", "saved1"]
 
 
+# In `make test` on another host: test_hosts_launch.py.
+@pytest.mark.slow
 @deadline(40)
 def test_a_program_that_a_script_has_started_has_its_time_too(tmp_path, marker):
     """The shell ends at once; what the rest of its group does counts."""
@@ -175,7 +188,9 @@ def test_helpers_that_ignore_the_signal_are_not_waited_for(tmp_path, marker):
 
 
 @deadline(40)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)]
+)
 def test_a_users_signal_reaches_only_those_who_expect_it(tmp_path, number):
     """The shell around the program, and a helper, would end by it."""
     code = (

@@ -50,10 +50,10 @@ def ends_of(job):
     return [child.word("end") for child in job.children]
 
 
+@pytest.mark.parametrize("size", [16, pytest.param(32, marks=pytest.mark.slow)])
 @alone(120)
 @deadline(90)
-def test_data_opens_the_links_that_it_needs_and_no_other():
-    size = 32
+def test_data_opens_the_links_that_it_needs_and_no_other(size):
     everyone = size - 1
     with Job(
         size, 1, {**ENVIRON, "TFDIST_ALLREDUCE_ALGORITHM": "pairwise"}, steps=8
@@ -79,6 +79,8 @@ def test_a_world_above_the_limit_may_be_all_neighbours():
     assert [end["message"] for end in ends if end["code"]] == []
 
 
+# In `make test`: only the links that are needed, above.
+@pytest.mark.slow
 @alone(120)
 @deadline(90)
 def test_a_rank_has_a_constant_and_one_descriptor_a_link(tmp_path):
@@ -98,7 +100,9 @@ def test_a_rank_has_a_constant_and_one_descriptor_a_link(tmp_path):
 
 
 # The leader, a relay to it, a leaf.
-@pytest.mark.parametrize("victim", [0, 8, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "victim", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (8, 13))]
+)
 @alone(120)
 @deadline(90)
 def test_every_rank_names_the_one_that_was_killed(victim):

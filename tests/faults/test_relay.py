@@ -39,7 +39,7 @@ def blamed(ends):
 @pytest.mark.parametrize(
     ("size", "steps", "fault"),
     [
-        (3, 4, Fault(delay_s=0.01, jitter_s=0.02)),
+        pytest.param(3, 4, Fault(delay_s=0.01, jitter_s=0.02), marks=pytest.mark.slow),
         (2, 3, Fault(piece_bytes=1)),
         pytest.param(3, 8, Fault(bytes_per_s=3e5), marks=pytest.mark.slow),
         pytest.param(3, 30, Fault(delay_s=0.05, jitter_s=0.1), marks=pytest.mark.slow),

@@ -161,13 +161,14 @@ def assert_close(found, expected, what):
     assert error < 1e-10, f"{what}: relative error {error:.1e}"
 
 
+USUAL = [("convolution", 3), ("sequence", 2), ("renormalised", 2)]
+
+
 def cells():
-    """Three models on 3 ranks, without and with a mask on 2; others are slow."""
+    """Each model on both numbers of ranks; what is not usual is slow."""
     for name in MODELS:
         for size in BATCHES:
-            short = ("dense", "branches") if size == 3 else ("dense", "sequence")
-            usual = (name in short) == (size == 2)
-            marks = [] if usual else [pytest.mark.slow]
+            marks = [] if (name, size) in USUAL else [pytest.mark.slow]
             yield pytest.param(name, size, marks=marks)
 
 

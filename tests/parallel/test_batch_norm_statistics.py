@@ -279,7 +279,7 @@ def own_step(reduces, built):
     return ""
 
 
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_moments_do_not_count_as_a_reduction_of_gradients(built):
     for message in run_ranks(own_step, 2, False, built):
         assert "The first step reduced no gradients" in message
@@ -304,7 +304,9 @@ def kerass_own(converted):
     return ""
 
 
-@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize(
+    "converted", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_kerass_own_synchronisation_is_refused_before_the_first_step(converted):
     for message in run_ranks(kerass_own, 2, converted):
         if converted:

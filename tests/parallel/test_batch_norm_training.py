@@ -118,7 +118,7 @@ MODES = {
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(x, marks=[pytest.mark.slow] * (x == "eager")) for x in MODES],
+    [pytest.param(x, marks=[pytest.mark.slow] * (x != "graph")) for x in MODES],
 )
 def test_fit_of_a_converted_model_is_that_of_one_process(mode):
     expected = fitted_alone("float64")
@@ -129,10 +129,8 @@ def test_fit_of_a_converted_model_is_that_of_one_process(mode):
             assert a.tobytes() == c.tobytes()
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_types_have_float32_statistics(policy):
     expected = fitted_alone(policy)
     (weights, types), (others, _) = run_ranks(fitted, 2, policy, {})
@@ -142,6 +140,7 @@ def test_half_types_have_float32_statistics(policy):
         np.testing.assert_allclose(a, c, atol=0.02)
 
 
+@pytest.mark.slow
 def test_it_trains_with_the_commit_gate():
     env = {"TFDIST_ATOMIC_STEPS": "1", "TFDIST_FUSION_BYTES": "64"}
     plain = run_ranks(fitted, 2, "float32", {})
@@ -171,6 +170,7 @@ def overflowing():
     return with_policy("mixed_float16", run)
 
 
+@pytest.mark.slow  # of other layers: test_compression.py
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     assert run_ranks(overflowing, 2) == [[True, 2.0**14, 0]] * 2
 
@@ -205,6 +205,30 @@ def test_ranks_with_one_value_or_none_count_as_such(counts):
         assert y.shape == dx.shape == (counts[rank], 3)
         assert np.isfinite(y).all()
         assert np.isfinite(dx).all()
+
+
+def half_values(policy):
+    layer = tfdist.layers.SyncBatchNormalization(momentum=0.0, dtype=policy)
+    y = layer(half_rows(tfdist.rank(), policy), training=True)
+    found = [layer.moving_mean, layer.moving_variance, tf.cast(y, "float32")]
+    return [y.dtype.name, *(value.numpy() for value in found)]
+
+
+def half_rows(rank, policy):
+    return tf.cast(rows(rank, (400, 500)), policy.removeprefix("mixed_"))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_statistics_of_half_values_have_float32_digits(policy):
+    parts = [tf.cast(half_rows(rank, policy), "float64").numpy() for rank in range(2)]
+    data = np.concatenate(parts)
+    mean, variance = data.mean(axis=0), data.var(axis=0)
+    for rank, found in enumerate(run_ranks(half_values, 2, policy)):
+        assert found[0] == policy.removeprefix("mixed_")
+        np.testing.assert_allclose(found[1], mean, rtol=1e-5)
+        np.testing.assert_allclose(found[2], variance, rtol=1e-5)
+        expected = (parts[rank] - mean) / np.sqrt(variance + 1e-3)
+        np.testing.assert_allclose(found[3], expected, atol=0.02)
 
 
 def nothing_at_all():
@@ -291,7 +315,9 @@ def penalty(layer, parts, in_graph=False):
     return (tf.function(run) if in_graph else run)(x).numpy()
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(
+    "in_graph", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_gradients_of_gradients_are_those_of_one_process(in_graph):
     layer = Whole(dtype="float64")
     expected = penalty(layer, [rows(rank, (4, 5)) for rank in range(2)])
@@ -424,7 +450,9 @@ def weighted_gradients(sizes):
     return [g.numpy() for g in tape.gradient(loss, variables, weight=len(x))]
 
 
-@pytest.mark.parametrize("sizes", [(8, 24), (5, 11, 16)])
+@pytest.mark.parametrize(
+    "sizes", [(8, 24), pytest.param((5, 11, 16), marks=pytest.mark.slow)]
+)
 def test_a_weight_for_the_tape_is_that_of_one_process(sizes):
     expected = weighted_gradients([sum(sizes)])
     for found in run_ranks(weighted_gradients, len(sizes), list(sizes)):

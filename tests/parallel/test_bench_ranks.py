@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from helpers import launcher
 
 from tfdist.core import tuning
@@ -58,7 +59,8 @@ def test_every_operation_is_timed_checked_and_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["all.json"]
 
 
-def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
+def tuned(tmp_path):
+    """A file of choices that has just been made."""
     done = bench(tmp_path, "-np", "2", "--sizes", "1K,16K", "--tune", "tuned.json")
     assert done.returncode == 0, done.stdout + done.stderr
     names = {row[3] for row in rows(done.stdout)}
@@ -68,6 +70,16 @@ def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
     path = tmp_path / "tuned.json"
     found = tuning.read(str(path))
     assert found.rules[0].hosts == (2,)
+    return path, found
+
+
+def test_choices_are_tuned_and_written(tmp_path):
+    tuned(tmp_path)
+
+
+@pytest.mark.slow  # other files of choices: test_tuning_ranks.py
+def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
+    path, found = tuned(tmp_path)
     again = bench(
         *(tmp_path, "-np", "2", "--sizes", "1K,16K"), TFDIST_TUNING_FILE=str(path)
     )
@@ -81,6 +93,7 @@ def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
     assert taken == [f"auto:{name}" for name in at]
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_measured_nothing_is_written(tmp_path):
     words = ("--algorithms", "torus", "--sizes", "1K", "--tune", "t", "--json", "j")
     done = bench(tmp_path, "-np", "2", *words)

@@ -85,7 +85,8 @@ BY_LIST = [(3, 2), (4, 1), (5, 0)]
 @pytest.mark.parametrize(
     ("kind", "ranks"),
     [
-        ("plain", 3),
+        ("plain", 2),
+        pytest.param("plain", 3, marks=pytest.mark.slow),
         pytest.param("weighted", 2, marks=pytest.mark.slow),
         pytest.param("compressed", 2, marks=pytest.mark.slow),
         pytest.param("gated", 2, marks=pytest.mark.slow),
@@ -163,6 +164,7 @@ def joined():
     return b"".join(g.numpy().tobytes() for g in grads)
 
 
+@pytest.mark.slow
 def test_ranks_without_data_take_part_in_the_plan():
     env = {**SMALL, **OBSERVED}
     found = run_ranks(joined, 3, env=env)

@@ -101,7 +101,12 @@ def plain_operations():
 
 @pytest.mark.parametrize(
     "program",
-    [two_functions, one_function_twice, a_function_beside_a_tape, plain_operations],
+    [
+        two_functions,
+        plain_operations,
+        pytest.param(one_function_twice, marks=pytest.mark.slow),
+        pytest.param(a_function_beside_a_tape, marks=pytest.mark.slow),
+    ],
 )
 def test_calls_that_only_read_variables_are_paired_in_the_order_of_the_program(program):
     for results in run_ranks(program, 2):

@@ -111,7 +111,7 @@ def _continued(folder, start):
     return whole, part, records.hooks, len(history["loss"])
 
 
-@pytest.mark.parametrize("start", [6, 8])
+@pytest.mark.parametrize("start", [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_later_job_continues_after_the_same_step(tmp_path, start):
     for whole, part, hooks, epochs in run_ranks(_continued, 2, str(tmp_path), start):
         assert part == whole

@@ -71,7 +71,7 @@ def two_fits(local, folder):
     return [*map(state, (whole, halves, saving)), shared(whole)]
 
 
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("local", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_fit_and_a_file_in_between_change_nothing(local, tmp_path):
     ranks = run_ranks(two_fits, 2, local, str(tmp_path))
     # The means of two batches of two ranks: 3, 7 and 11.

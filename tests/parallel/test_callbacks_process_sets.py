@@ -59,7 +59,9 @@ def train(folder, sets):
     return [begun, [v.numpy() for v in model.weights]]
 
 
-@pytest.mark.parametrize("sets", [[[0], [1, 2]], [[1, 2]]])
+@pytest.mark.parametrize(
+    "sets", [[[0], [1, 2]], pytest.param([[1, 2]], marks=pytest.mark.slow)]
+)
 def test_the_ranks_of_a_set_train_a_model_of_their_own(sets, tmp_path):
     told = run_ranks(train, 3, str(tmp_path), sets)
     begun = told[1][0]

@@ -12,6 +12,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist.callbacks import RankZeroOnly, StopTogether
+from tfdist.core import native
 
 HOOKS = sorted(n for n in dir(keras.callbacks.Callback) if n.startswith("on_"))
 
@@ -197,7 +198,7 @@ def decided():
 
 
 def test_decisions_of_rank_0_reach_all_ranks():
-    ranks = run_ranks(decided, 3)
+    ranks = run_ranks(decided, 2)
     same_on_all(ranks)
     expected = [[1, 0.25], [2, np.float32(0.5 / 3)], [3, 0.125]]
     np.testing.assert_array_equal(ranks[0][0], expected)
@@ -231,6 +232,10 @@ def decided_for_two(built):
 
 def test_decisions_about_another_optimizer_reach_all_ranks_too():
     assert run_ranks(decided_for_two, 2, True) == [[0.125, 7.0]] * 2
+
+
+@pytest.mark.slow
+def test_another_optimizer_has_to_be_built_on_all_ranks():
     for message in run_ranks(decided_for_two, 2, False):
         assert "Build it on every rank before fit" in message
 
@@ -251,6 +256,7 @@ def kerass_decisions():
     return [np.array(model.history.epoch), *everything(model)]
 
 
+@pytest.mark.slow
 def test_keras_callbacks_that_decide_may_do_so_on_rank_0():
     ranks = run_ranks(kerass_decisions, 2)
     same_on_all(ranks)
@@ -273,7 +279,7 @@ def stopped_at_a_step():
 
 
 def test_a_stop_at_a_step_of_rank_0_stops_all_with_stop_together():
-    assert run_ranks(stopped_at_a_step, 3) == [[0, 1]] * 3
+    assert run_ranks(stopped_at_a_step, 2) == [[0, 1]] * 2
 
 
 # ---- failures
@@ -328,11 +334,16 @@ def failing(what):
     ("what", "words"),
     [
         ("raises", "No space left on device"),
-        ("raises in a step", "No space left on device"),
-        ("schedule", "replaced the learning rate"),
-        ("stop", "StopTogether() at the end"),
         ("rate", "changed the learning rate on rank 0 only"),
-        ("weights", "changed the model's or the optimizer's variables"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("raises in a step", "No space left on device"),
+                ("schedule", "replaced the learning rate"),
+                ("stop", "StopTogether() at the end"),
+                ("weights", "changed the model's or the optimizer's variables"),
+            ]
+        ),
     ],
 )
 def test_a_failure_on_rank_0_ends_all_at_once(what, words):
@@ -349,7 +360,9 @@ def test_a_failure_on_rank_0_ends_all_at_once(what, words):
 def slow_callback():
     class Slow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            time.sleep(3)
+            end = time.monotonic() + 3
+            while native.failure() is None and time.monotonic() < end:
+                time.sleep(0.05)
 
     try:
         fit([RankZeroOnly(Slow(), timeout_s=0.5)], epochs=1)
@@ -358,6 +371,7 @@ def slow_callback():
     return ""
 
 
+@pytest.mark.slow  # for Checkpoint: test_callbacks_ranks.py
 def test_the_others_wait_for_the_callback_with_a_deadline():
     assert (
         "RankZeroOnly, what rank 0 has changed"
@@ -374,6 +388,7 @@ def unlike_callbacks():
     return ""
 
 
+@pytest.mark.slow
 def test_ranks_that_wrap_different_callbacks_are_told_so():
     for message in run_ranks(unlike_callbacks, 2):
         assert "RankZeroOnly(Decides)" in message

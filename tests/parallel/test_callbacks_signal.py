@@ -98,7 +98,7 @@ def ended_while_data_have(folder, without):
     return "went on"
 
 
-@pytest.mark.parametrize("without", [0, 1])
+@pytest.mark.parametrize("without", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_when_the_data_of_a_rank_have_ended_saves_and_ends_all(
     without, tmp_path
 ):
@@ -111,7 +111,9 @@ def test_a_signal_when_the_data_of_a_rank_have_ended_saves_and_ends_all(
     assert checkpoints_in(tmp_path) == ["1-5-none.keras"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_one_rank_saves_and_ends_all_at_the_same_step(number, tmp_path):
     results = run_ranks(ended, 2, str(tmp_path), int(number))
     for code, steps, epochs, handler_is_back, *state in results:
@@ -255,11 +257,19 @@ PHASES = {
 }
 
 
-def test_a_signal_in_each_phase_saves_what_is_done(tmp_path):
-    cases = [[name, 0, row[0]] for name, row in PHASES.items()]
+SOME = ("tracing", "apart", "save")  # in a step, in a validation, while a file is made
+
+
+@pytest.mark.parametrize(
+    "names",
+    [SOME, pytest.param(tuple(PHASES), marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_a_signal_in_each_phase_saves_what_is_done(names, tmp_path):
+    cases = [[name, 0, PHASES[name][0]] for name in names]
     results = run_ranks(ended_in_each, 2, str(tmp_path), cases, timeout_s=120)
-    for index, (name, row) in enumerate(PHASES.items()):
-        _, steps, tested, ended, _ = row
+    for index, name in enumerate(names):
+        _, steps, tested, ended, _ = PHASES[name]
         for rank in range(2):
             code, updates, seen, weights = results[rank][index]
             assert code == 128 + signal.SIGTERM, name

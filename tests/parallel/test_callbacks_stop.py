@@ -105,7 +105,11 @@ def stop_in_an_execution(where):
 
 
 @pytest.mark.parametrize(
-    ("where", "steps"), [("batch", [1, 3]), ("validation", [1, 3, 5])]
+    ("where", "steps"),
+    [
+        ("batch", [1, 3]),
+        pytest.param("validation", [1, 3, 5], marks=pytest.mark.slow),
+    ],
 )
 def test_with_several_steps_in_an_execution_all_stop_after_the_same_one(where, steps):
     assert run_ranks(stop_in_an_execution, 2, where) == [steps, steps]
@@ -163,6 +167,7 @@ def different_numbers_of_steps():
     return ""
 
 
+@pytest.mark.slow  # of the same kind: test_deadlock.py
 def test_different_numbers_of_steps_end_in_an_error_before_the_deadline():
     results = run_ranks(different_numbers_of_steps, 2, timeout_s=40)
     assert results == ["MismatchError"] * 2

@@ -157,30 +157,52 @@ def trained(kind, built, run_eagerly=False, jit_compile=False):
     return [v.numpy() for v in model.weights + slots]
 
 
+SLOW = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*build")
 
 
-@pytest.mark.parametrize("built", [False, True])
-@pytest.mark.parametrize("kind", ["called", "noise", "no weights"])
+@pytest.mark.parametrize(
+    ("kind", "built"),
+    [
+        ("called", True),
+        ("no weights", False),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [
+                ("called", False),
+                ("noise", False),
+                ("noise", True),
+                ("no weights", True),
+            ]
+        ),
+    ],
+)
 def test_a_model_trains_whose_unbuilt_layers_are_not_used_or_have_no_weights(
     kind, built
 ):
     assert_same_start(run_ranks(trained, 2, kind, built))
 
 
+@pytest.mark.slow
 def test_a_call_that_does_not_fit_the_batches_is_no_hindrance():
     assert_same_start(run_ranks(trained, 2, "other batch", True))
 
 
-def test_xla_compiles_a_step_that_builds_a_layer_without_weights():
-    for kind in ("noise", "no weights", "called"):
-        assert_same_start(run_ranks(trained, 2, kind, True, False, True))
+@pytest.mark.parametrize(
+    "kind",
+    ["noise", *(pytest.param(k, marks=SLOW) for k in ("no weights", "called"))],
+)
+def test_xla_compiles_a_step_that_builds_a_layer_without_weights(kind):
+    assert_same_start(run_ranks(trained, 2, kind, True, False, True))
 
 
-def test_a_single_rank_may_build_all_in_its_first_step():
-    for kind in ("submodel", "own optimizer", "layer"):
-        [weights] = run_ranks(trained, 1, kind, True)
-        assert_same_start([weights, weights])
+@pytest.mark.parametrize(
+    "kind",
+    ["layer", *(pytest.param(k, marks=SLOW) for k in ("submodel", "own optimizer"))],
+)
+def test_a_single_rank_may_build_all_in_its_first_step(kind):
+    [weights] = run_ranks(trained, 1, kind, True)
+    assert_same_start([weights, weights])
 
 
 def assert_same_start(ranks):
@@ -189,17 +211,34 @@ def assert_same_start(ranks):
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
+CREATING = [  # what is built with weights, its layer, what Keras has said before
+    ("submodel", True, "sequential/dense", ""),
+    ("submodel", False, "sequential/dense", ""),
+    ("own optimizer", True, "sequential/dense", ""),
+    ("layer", True, "lazy", ""),
+    ("more than call", True, "dense_1", "ValueError: Unknown variable"),
+    ("other batch", False, "other_batch/dense", "OtherBatch.call()"),
+]
+NOT_BUILT = ("submodel", False)
+USUAL = [  # what is built with weights, whether eagerly
+    ("submodel", False),
+    ("own optimizer", True),
+    ("more than call", False),
+    ("other batch", True),
+]
+
+
+def creating():
+    """All in a function and eagerly; what is not usual is slow."""
+    for kind, built, *words in CREATING:
+        for run_eagerly in (False, True):
+            usual = (kind, run_eagerly) in USUAL and (kind, built) != NOT_BUILT
+            marks = [] if usual else [SLOW]
+            yield pytest.param(kind, built, *words, run_eagerly, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("kind", "built", "layer", "raised"),
-    [
-        ("submodel", True, "sequential/dense", ""),
-        ("submodel", False, "sequential/dense", ""),
-        ("own optimizer", True, "sequential/dense", ""),
-        ("layer", True, "lazy", ""),
-        ("more than call", True, "dense_1", "ValueError: Unknown variable"),
-        ("other batch", False, "other_batch/dense", "OtherBatch.call()"),
-    ],
+    ("kind", "built", "layer", "raised", "run_eagerly"), list(creating())
 )
 def test_layers_that_a_step_builds_with_weights_are_an_error_that_names_them(
     kind, built, layer, raised, run_eagerly

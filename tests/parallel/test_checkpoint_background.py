@@ -1,12 +1,14 @@
 """Checkpoints in the background, on several ranks: all stay in step, whatever fails."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 from helpers.checkpoints import checkpoints_in
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
@@ -52,11 +54,18 @@ def saved_and_restored(folder):
     return [step, state(other) == state(model), state(other)]
 
 
-def test_all_ranks_restore_the_newest_file_after_fit(tmp_path):
-    results = run_ranks(saved_and_restored, 2, str(tmp_path))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with files, which nobody changes, and what the ranks say of it."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, run_ranks(saved_and_restored, 2, str(folder))
+
+
+def test_all_ranks_restore_the_newest_file_after_fit(saved):
+    folder, results = saved
     assert [result[:2] for result in results] == [[3 * STEPS, True]] * 2
     assert results[0][2] == results[1][2]
-    assert checkpoints_in(tmp_path) == ["step-12.keras", "step-8.keras"]
+    assert checkpoints_in(folder) == ["step-12.keras", "step-8.keras"]
 
 
 def step_of(model):
@@ -69,8 +78,8 @@ def restored(folder):
     return {**outcome(lambda: tfdist.restore(model, path)), "step": step_of(model)}
 
 
-def test_a_damaged_file_is_skipped_with_any_number_of_ranks(tmp_path):
-    run_ranks(saved_and_restored, 2, str(tmp_path))
+def test_a_damaged_file_is_skipped_with_any_number_of_ranks(saved, tmp_path):
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
     newest = tmp_path / f"step-{3 * STEPS}.keras"
     newest.write_bytes(newest.read_bytes()[:-1])
     for ranks in (1, 3):

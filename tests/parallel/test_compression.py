@@ -41,9 +41,17 @@ def reduced(compression, dtype, in_graph):
     return [g.numpy() for g in found], sent_bytes() - before
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-@pytest.mark.parametrize("size", [2, 3])
+def sizes_and_modes():
+    """Both types with all numbers of ranks, each eagerly or in a graph; or slow."""
+    for size in (2, 3):
+        for compression in NUMPY:
+            for in_graph in (False, True):
+                usual = in_graph == ((size == 3) == (compression == "fp16"))
+                marks = [] if usual else [pytest.mark.slow]
+                yield pytest.param(size, compression, in_graph, marks=marks)
+
+
+@pytest.mark.parametrize(("size", "compression", "in_graph"), list(sizes_and_modes()))
 def test_ranks_are_rounded_added_in_float32_and_rounded_once(
     size, compression, in_graph
 ):
@@ -59,8 +67,15 @@ def test_ranks_are_rounded_added_in_float32_and_rounded_once(
             np.testing.assert_array_equal(gradient, expected)
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("float32", 2), ("float64", 4)])
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("compression", "dtype", "share"),
+    [
+        ("bf16", "float32", 2),
+        pytest.param("fp16", "float32", 2, marks=pytest.mark.slow),
+        ("fp16", "float64", 4),
+        pytest.param("bf16", "float64", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_the_bytes_are_exactly_those_of_the_shorter_type(compression, dtype, share):
     whole = run_ranks(reduced, 2, None, dtype, True)
     for (_, sent), (found, short) in zip(

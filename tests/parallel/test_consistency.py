@@ -14,6 +14,7 @@ from tfdist.core import exit_report
 
 CB = tfdist.callbacks
 SAMPLES = 48
+SLOW = pytest.mark.slow
 
 
 class ActNorm(keras.layers.Layer):
@@ -256,7 +257,20 @@ def _error_of(name):
     return ["nothing", ""]
 
 
-@pytest.mark.parametrize("name", WRONG)
+# Each at another place, or in another kind of loop.
+FAST = (
+    "data-dependent initialisation",
+    "kernel of the layer, eager loop",
+    "callback with noise",
+    "early stopping",
+    "no callback",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FAST else [SLOW]) for n in WRONG],
+)
 def test_ranks_that_differ_are_an_error_that_names_the_variable(name):
     errors = run_ranks(_error_of, 2, name, timeout_s=60)
     pattern = ".*".join(map(re.escape, WRONG[name][1]))
@@ -318,30 +332,47 @@ class _Messages(logging.Handler):
         logging.getLogger("tfdist").removeHandler(self)
 
 
-def _warnings_of_data():
+def _warnings_of_data(names):
     x, y = _data(96)
     whole = tf.data.Dataset.from_tensor_slices((x, y))
     own = np.random.default_rng(tfdist.rank()).normal(size=(96, 4)).astype("float32")
     found = {}
-    for name, data in {
-        "shuffled": whole.shuffle(96).batch(4),
-        "sharded": tfdist.data.shard((x, y), batch_size=4, shuffle=True),
-        "shard of the dataset": whole.shard(tfdist.size(), tfdist.rank()).batch(4),
-        "random": tf.data.Dataset.from_tensor_slices((own, y)).batch(4),
-        "equal samples": tf.data.Dataset.from_tensors((x[0], y[0])).repeat(96).batch(4),
+    for name, data_of in {
+        "shuffled": lambda: whole.shuffle(96).batch(4),
+        "sharded": lambda: tfdist.data.shard((x, y), batch_size=4, shuffle=True),
+        "shard of the dataset": lambda: whole.shard(tfdist.size(), tfdist.rank()).batch(
+            4
+        ),
+        "random": lambda: tf.data.Dataset.from_tensor_slices((own, y)).batch(4),
+        "equal samples": lambda: (
+            tf.data.Dataset.from_tensors((x[0], y[0])).repeat(96).batch(4)
+        ),
     }.items():
+        if name not in names:
+            continue
         with _Messages() as texts:
-            _fit(_model(), *_ours(), data=data)
+            _fit(_model(), *_ours(), data=data_of())
         found[name] = texts
-    with _Messages() as texts:
-        _model().fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=_ours())
-    found["arrays"] = texts
+    if "arrays" in names:
+        with _Messages() as texts:
+            _model().fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=_ours())
+        found["arrays"] = texts
     return found
 
 
-def test_data_that_were_not_sharded_are_a_warning_and_others_are_not():
-    first, second = run_ranks(_warnings_of_data, 2, timeout_s=120)
-    for name in ("shuffled", "arrays"):
+SAME = ("shuffled", "arrays")
+OTHER = ("sharded", "shard of the dataset", "random", "equal samples")
+
+
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [(SAME[:1], OTHER[:1]), pytest.param(SAME, OTHER, marks=SLOW)],
+    ids=["some", "all"],
+)
+def test_data_that_were_not_sharded_are_a_warning_and_others_are_not(same, other):
+    first, second = run_ranks(_warnings_of_data, 2, [*same, *other], timeout_s=120)
+    assert set(first) == set(second) == {*same, *other}
+    for name in same:
         [text] = first.pop(name)
         assert "train on the same data" in text
         assert "samples are used up to 2 times" in text
@@ -396,6 +427,10 @@ def _declared():
     model.compile(optimizer, "mse")
     with _Messages() as texts:
         _fit(model, *_ours())
+    return texts
+
+
+def _stateful():
     stateful = keras.Sequential(
         [
             keras.Input((4, 1), batch_size=4),
@@ -404,7 +439,8 @@ def _declared():
         ]
     )
     stateful.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    _fit(stateful, *_ours())
+    with _Messages() as texts:
+        _fit(stateful, *_ours())
     return texts
 
 
@@ -414,6 +450,11 @@ def test_what_differs_by_design_is_no_error():
     assert "batch_normalization" in text
     assert "CombineMovingStatistics" in text
     assert second == []
+
+
+@pytest.mark.slow
+def test_the_state_of_a_layer_for_the_batches_of_a_rank_is_no_error():
+    assert run_ranks(_stateful, 2, timeout_s=60) == [[], []]
 
 
 def _without_callbacks(kind):
@@ -433,7 +474,11 @@ def _without_callbacks(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "executions", "accumulation", "loss scale", "eager"]
+    "kind",
+    [
+        *("executions", "loss scale"),
+        *(pytest.param(k, marks=SLOW) for k in ("plain", "accumulation", "eager")),
+    ],
 )
 def test_steps_without_callbacks_are_compared_and_go_on(kind):
     first, second = run_ranks(_without_callbacks, 2, kind, timeout_s=60)

@@ -9,7 +9,7 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist.training.metric_states import Snapshot
 
-MORE = ["unknown length", "batches", "sequence"]
+MORE = ["arrays, listed", "unknown length", "batches", "sequence"]
 ROWS = 37  # divides by none of the numbers of ranks; 10 batches of 4, the last of 1
 
 
@@ -107,7 +107,7 @@ def evaluated(kind, options):
     x, y, weight = data()
     model = two_outputs(**options)
     given = {"x": (x, y, weight), "batch_size": 4}
-    if kind == "arrays":
+    if kind.startswith("arrays"):
         given = {"x": x, "y": y, "sample_weight": weight, "batch_size": 4}
     elif kind == "sequence":
         given = {"x": Sequence()}
@@ -116,7 +116,7 @@ def evaluated(kind, options):
     elif kind == "unknown length":
         given["x"] = dataset_of(given["x"], False)
     results = tfdist.evaluate(model, **given, return_dict=True)
-    listed = tfdist.evaluate(model, **given) if kind == "arrays" else None
+    listed = tfdist.evaluate(model, **given) if kind == "arrays, listed" else None
     states = [np.asarray(v).tobytes() for v in Snapshot(model).values]
     return results, listed, states
 
@@ -131,15 +131,18 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["arrays", *(pytest.param(k, marks=SLOW) for k in MORE)],
+    ("kind", "size"),
+    [
+        ("arrays", 2),
+        *(pytest.param(kind, 3, marks=SLOW) for kind in ("arrays", *MORE)),
+    ],
 )
-def test_evaluate_is_that_of_one_process(kind):
+def test_evaluate_is_that_of_one_process(kind, size):
     x, y, weight = data()
     alone = two_outputs()
     given = {"x": x, "y": y, "sample_weight": weight, "batch_size": 4, "verbose": 0}
     expected = alone.evaluate(**given, return_dict=True)
-    results = run_ranks(evaluated, 3, kind, {})
+    results = run_ranks(evaluated, size, kind, {})
     for found, listed, states in results:
         same_numbers(found, expected)
         assert found["seen"] == ROWS and found["most"] == expected["most"]
@@ -304,13 +307,16 @@ def test_predict_gives_the_bits_of_one_process_in_order(kind):
             assert array.tobytes() == other.tobytes()
 
 
-def test_predict_to_one_rank_and_to_none():
+@pytest.mark.parametrize("gather", [pytest.param("root", marks=SLOW), "none"])
+def test_predict_to_one_rank_and_to_none(gather):
     expected = outputs_of_all_kinds().predict(data()[0]["a"], batch_size=5, verbose=0)
     expected = keras.tree.flatten(expected)
-    whole, *others = run_ranks(predicted, 3, "arrays", "root")
-    assert others == [None, None]
-    assert [a.tobytes() for a in whole] == [a.tobytes() for a in expected]
-    parts = run_ranks(predicted, 3, "arrays", "none")
+    parts = run_ranks(predicted, 3, "arrays", gather)
+    if gather == "root":
+        whole, *others = parts
+        assert others == [None, None]
+        assert [a.tobytes() for a in whole] == [a.tobytes() for a in expected]
+        return
     assert [len(indices) for _, indices in parts] == [10, 15, 12]
     assert [i for _, indices in parts for i in indices] == list(range(ROWS))
     for arrays, indices in parts:

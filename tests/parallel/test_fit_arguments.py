@@ -6,6 +6,7 @@ import logging
 
 import keras
 import numpy as np
+import pytest
 from helpers.ranks import run_ranks
 
 import tfdist
@@ -123,18 +124,26 @@ def evaluated():
     return {"weights": [], "epochs": [], **results}
 
 
-def all_cases():
-    cases = (weighted, class_weighted, two_losses, batches_have_their_size, evaluated)
-    return {case.__name__: case() for case in cases}
+CASES = (weighted, class_weighted, two_losses, batches_have_their_size, evaluated)
+ALL = [case.__name__ for case in CASES]
+SOME = ["class_weighted", "two_losses", "evaluated"]
+
+
+def results_of(names):
+    return {case.__name__: case() for case in CASES if case.__name__ in names}
 
 
 def as_arrays(value):
     return value if isinstance(value, list) else [value]
 
 
-def test_two_ranks_end_where_one_process_ends():
-    [expected] = run_ranks(all_cases, 1, timeout_s=110)
-    first, second = run_ranks(all_cases, 2, timeout_s=110)
+@pytest.mark.parametrize(
+    "names", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_two_ranks_end_where_one_process_ends(names):
+    [expected] = run_ranks(results_of, 1, names, timeout_s=110)
+    first, second = run_ranks(results_of, 2, names, timeout_s=110)
+    assert list(expected) == names
     for name, of_case in expected.items():
         assert set(first[name]) == set(second[name]) == set(of_case)
         for key, value in of_case.items():
@@ -170,7 +179,11 @@ def test_each_rank_shuffles_its_own_rows():
         assert seen != sorted(seen) == list(range(rank, 16, 2))
 
 
-def printed(folder):
+SHORT = ["fit", "Checkpoint", "evaluate", "predict"]
+CALLS = [*SHORT, "silent", "warmup", "model.evaluate", "evaluate 2"]
+
+
+def printed(folder, names):
     """Which of some calls print something on this rank."""
     callbacks = tfdist.callbacks
 
@@ -190,18 +203,22 @@ def printed(folder):
         "predict": lambda: tfdist.predict(classifier(), X),
     }
     found = []
-    for name, call in calls.items():
+    for name in names:
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            call()
+            calls[name]()
         if output.getvalue().strip():
             found.append(name)
     return found
 
 
-def test_one_rank_prints_unless_told_otherwise(tmp_path):
-    first, second = run_ranks(printed, 2, str(tmp_path))
-    assert second == ["fit", "model.evaluate", "evaluate 2"]
-    assert set(first) == {*second, "Checkpoint", "warmup", "evaluate", "predict"}
+@pytest.mark.parametrize(
+    "names", [SHORT, pytest.param(CALLS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_one_rank_prints_unless_told_otherwise(names, tmp_path):
+    first, second = run_ranks(printed, 2, str(tmp_path), names)
+    on_all = {"fit", "model.evaluate", "evaluate 2"}
+    assert set(second) == on_all & {*names}
+    assert set(first) == {*names} - {"silent"}
 
 
 def told_of_losses(reduction, op):
@@ -224,18 +241,23 @@ def told_of_losses(reduction, op):
     return [text for text in told if "reduction=" in text]
 
 
-def told_of_all_losses():
-    return [
-        told_of_losses("sum", "average"),
-        told_of_losses("mean_with_sample_weight", "average"),
-        told_of_losses("sum", "sum"),
-        told_of_losses("sum_over_batch_size", "average"),
-    ]
-
-
-def test_losses_that_an_average_does_not_fit_are_told_of():
-    first, second = run_ranks(told_of_all_losses, 2)
-    assert [len(told) for told in first] == [1, 1, 0, 0]
-    assert "op=tfdist.ReduceOp.SUM" in first[0][0]
-    assert "class_weight" in first[1][0]
-    assert second == [[]] * 4
+@pytest.mark.parametrize(
+    ("reduction", "op", "words"),
+    [
+        ("sum", "average", "op=tfdist.ReduceOp.SUM"),
+        ("sum", "sum", None),
+        pytest.param(
+            *("mean_with_sample_weight", "average", "class_weight"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("sum_over_batch_size", "average", None, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_that_an_average_does_not_fit_are_told_of(reduction, op, words):
+    first, second = run_ranks(told_of_losses, 2, reduction, op)
+    assert second == []
+    if words is None:
+        assert first == []
+    else:
+        [text] = first
+        assert words in text

@@ -4,6 +4,8 @@ Float64, 20 steps, no batch norm and no dropout. On every rank the same bits; ag
 one process the order of additions differs, so 1e-10 relative is allowed.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -73,13 +75,13 @@ def train(mode, model, optimizer, batches, callbacks):
 
 
 def cases(every):
-    """Pairs of an optimizer and a mode: all, or half of them with all of both."""
+    """Pairs of an optimizer and a mode: all, or one of each mode."""
     pairs = [
         (name, mode, place + number)
         for place, name in enumerate(optimizers())
         for number, mode in enumerate(MODES)
     ]
-    return [(name, mode) for name, mode, place in pairs if every or place % 2 == 0]
+    return [(name, mode) for name, mode, place in pairs if every or place % 4 == 0]
 
 
 @in_float64
@@ -113,7 +115,7 @@ def train_alone(name):
 
 @pytest.fixture(scope="module")
 def alone():
-    return {name: train_alone(name) for name in optimizers()}
+    return functools.cache(train_alone)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_weights_and_slots_are_those_of_one_process_on_the_whole_batch(
     size, every, alone
 ):
     ranks = run_ranks(train_ranks, size, every, timeout_s=110)
-    assert len(ranks[0]) == (12 if every else 6)
+    assert len(ranks[0]) == (12 if every else 3)
     for case in ranks[0]:
-        reference = alone[case.partition(",")[0]]
+        reference = alone(case.partition(",")[0])
         assert_like_one_process([r[case] for r in ranks], reference, case)
 
 
@@ -156,7 +158,13 @@ def train_unequal_ranks(mode):
     return [v.numpy() for v in model.weights + optimizer.variables]
 
 
-@pytest.mark.parametrize("mode", ["built", "unbuilt", "eager", "steps_per_execution"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("unbuilt", "steps_per_execution"),
+        *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("built", "eager")),
+    ],
+)
 def test_ranks_that_begin_differently_end_with_the_same_bits(mode):
     ranks = run_ranks(train_unequal_ranks, 3, mode)
     for other in ranks[1:]:

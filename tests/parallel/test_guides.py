@@ -46,10 +46,8 @@ def run_and_break(guide):
     return [printed.getvalue(), ""]
 
 
-@pytest.mark.parametrize(
-    "guide",
-    [GUIDES[0], *(pytest.param(guide, marks=pytest.mark.slow) for guide in GUIDES[1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_holds_on_two_ranks_and_sees_a_bit_that_differs(guide):
     (printed, seen), (silent, seen_there) = run_ranks(
         run_and_break, 2, guide, timeout_s=TIMEOUT_S, init=False

@@ -318,7 +318,8 @@ def resumed(path):
     return straight, fit(model, 2, 4)
 
 
-@pytest.mark.parametrize("end", [pytest.param(".keras", marks=pytest.mark.slow), ".h5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [".keras", ".h5"])
 def test_a_training_is_resumed_bit_by_bit_from_the_checkpoint_of_rank_0(tmp_path, end):
     results = on_ranks(resumed, SIZE, str(tmp_path / f"checkpoint{end}"))
     straight, _ = results[0]

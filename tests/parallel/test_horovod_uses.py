@@ -1,6 +1,7 @@
 """Every row of the table of Horovod's interface is called on two ranks.
 
-The calls are those of the other test files; what has not run before is run here.
+The calls are those of the other test files; what has not run before is run here. That
+the table has the parameters of the interface: tests/single/test_horovod_interface.py.
 """
 
 import pytest
@@ -14,7 +15,7 @@ from parallel import test_horovod_keras_options as options
 from parallel import test_horovod_tensorflow as of_tensorflow
 
 # Alone it runs what in the whole suite has been run before.
-pytestmark = pytest.mark.deadline(600.0)
+pytestmark = [pytest.mark.deadline(600.0), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def calls(tmp_path_factory):
         (common.loaders,),
         (common.states,),
         (common.tape_and_slots,),
-        (gradients.tapes, False),
+        (gradients.tapes, "eager"),
         (gradients.session_steps,),
         (gradients.eager_legacy,),
         (gradients.layers_and_states,),

@@ -52,9 +52,10 @@ def read_in_both_ways(folder, readers):
         own, sent = batches(split), batches(split, readers=readers)
         assert own.element_spec == sent.element_spec
         assert own.cardinality() == sent.cardinality()
-        for expected, received in zip(arrays(own), arrays(sent), strict=True):
+        read = arrays(own)
+        for expected, received in zip(read, arrays(sent), strict=True):
             np.testing.assert_array_equal(received, expected)
-        found.append(arrays(own)[1].argmax(axis=1))
+        found.append(read[1].argmax(axis=1))
     tfdist.barrier()  # a reader ends last
     return found
 

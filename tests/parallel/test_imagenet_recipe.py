@@ -419,6 +419,7 @@ def made_up(tmp_path):
     return [*data, *small, folder, "global_batch=24", "epochs=3", "keep=1"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
     made_up, tmp_path
 ):

@@ -114,7 +114,8 @@ def train_both_ways(kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("functional", "own step"),
+        "functional",
+        pytest.param("own step", marks=pytest.mark.slow),
         pytest.param("steps_per_execution", marks=pytest.mark.slow),
     ],
 )
@@ -178,6 +179,8 @@ def logged(kind, jit_compile):
     return history, [v.numpy() for v in model.weights], handler.lines
 
 
+# In one process: tests/single/test_jit_compile.py, which is not slow.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", AFTER)
 def test_a_step_that_logs_what_was_updated_logs_the_same(kind):
     for rank, found in enumerate(run_ranks(log_both_ways, 2, kind, timeout_s=110)):

@@ -82,7 +82,7 @@ RESUMED = {
 
 
 # The others are slow.
-USUAL = ["right after", "schedule within"]
+USUAL = ["right after"]
 
 
 def resumed(names):

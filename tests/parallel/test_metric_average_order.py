@@ -65,11 +65,11 @@ def history_behind(who, validates, steps_per_execution=1):
 @pytest.mark.parametrize(
     ("who", "validates", "steps_per_execution"),
     [
-        ("alone", False, 1),
+        pytest.param("alone", False, 1, marks=pytest.mark.slow),
         ("alone", True, 1),
         ("together", True, 1),
         ("rank 0", False, 3),  # the last execution has one step
-        ("rank 0", True, 1),
+        pytest.param("rank 0", True, 1, marks=pytest.mark.slow),
     ],
 )
 def test_metrics_are_those_of_the_epoch_also_behind_an_evaluation(

@@ -72,7 +72,9 @@ def fit(accumulate):
     return watch.seen, watch.scales, weights
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    "accumulate", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_all_ranks_skip_and_halve_100_of_100(accumulate):
     ranks = run_ranks(fit, 2, accumulate, timeout_s=110)
     for seen, scales, weights in ranks:

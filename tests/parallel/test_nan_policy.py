@@ -40,10 +40,18 @@ def train(policy, accumulate, eager, bad_steps, steps):
     return untouched, after
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("accumulate", [False, True])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "eager"),
+    [
+        *((False, False), (True, True)),
+        *(pytest.param(*case, marks=SLOW) for case in ((False, True), (True, False))),
+    ],
+)
 def test_skip_step_leaves_weights_and_slots_untouched_on_all_ranks(accumulate, eager):
-    steps = 20 if eager else 200
+    steps = 20 if eager else 60
     bad_steps = list(range(1, steps, 2))
     ranks = run_ranks(train, 2, "skip_step", accumulate, eager, bad_steps, steps)
     for untouched, state in ranks:
@@ -74,8 +82,13 @@ def train_until_it_raises(accumulate, eager):
     return "no error", False, False
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("accumulate", "eager"),
+    [
+        *((False, False), (True, True)),
+        *(pytest.param(*case, marks=SLOW) for case in ((False, True), (True, False))),
+    ],
+)
 def test_raise_is_an_error_on_all_ranks_before_a_variable_changes(accumulate, eager):
     ranks = run_ranks(train_until_it_raises, 2, accumulate, eager)
     for message, *untouched in ranks:
@@ -121,7 +134,7 @@ def lars(in_graph, nan_policy):
     return [table.numpy(), bias.numpy()]
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("in_graph", [pytest.param(False, marks=SLOW), True])
 def test_skip_step_with_rows_of_a_table_and_an_apply_of_the_optimizers_own(in_graph):
     expected = run_ranks(lars, 2, False, None)[0]
     for found in run_ranks(lars, 2, in_graph, "skip_step"):

@@ -205,15 +205,22 @@ def while_one_has_joined(names):
 
 
 JOINED = ["combine_moving_statistics", "broadcast_seed_generators", "tfdist.evaluate"]
-JOINED += ["tfdist.predict", "tfdist.data.scatter", "model.fit"]
+OTHERS = ["tfdist.predict", "tfdist.data.scatter", "model.fit"]
 
 
-def test_what_needs_all_ranks_says_at_once_that_one_has_joined():
-    results = run_ranks(while_one_has_joined, 3, JOINED)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(JOINED, id="some"),
+        pytest.param(OTHERS, id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_what_needs_all_ranks_says_at_once_that_one_has_joined(names):
+    results = run_ranks(while_one_has_joined, 3, names)
     for rank, (found, latest) in enumerate(results):
         assert latest == 0
-        assert len(found) == (0 if rank == 1 else len(JOINED))
-        for name, (message, culprit) in zip(JOINED, found, strict=False):
+        assert len(found) == (0 if rank == 1 else len(names))
+        for name, (message, culprit) in zip(names, found, strict=False):
             assert message.startswith(f"{name}: it needs every rank, and rank 1 has")
             assert "Call tfdist.join() on the other ranks too" in message
             assert culprit == 1

@@ -98,7 +98,17 @@ def refused(which):
     return outcome(lambda: fit_with(hook, call))
 
 
-@pytest.mark.parametrize("which", CALLS)
+# These come to a place that another one comes to as well.
+ALIKE = ("evaluate", "repeated", "train_on_batch", "set")
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param(which, marks=[pytest.mark.slow] if which in ALIKE else [])
+        for which in CALLS
+    ],
+)
 def test_a_collective_inside_rank_zero_only_names_the_call_and_the_place(which):
     hook, _, called = CALLS[which]
     for rank, own in enumerate(run_ranks(refused, 2, which)):

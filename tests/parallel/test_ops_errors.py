@@ -62,8 +62,18 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("what", VALUES)
+@pytest.mark.parametrize(
+    ("what", "compiled"),
+    [
+        *((what, False) for what in VALUES),
+        *((what, True) for what in ("shape", "kind")),
+        *(
+            pytest.param(what, True, marks=pytest.mark.slow)
+            for what in VALUES
+            if what not in ("shape", "kind")
+        ),
+    ],
+)
 def test_a_mismatch_is_an_error_on_all_ranks_naming_both_values(what, compiled):
     for result in run_ranks(mismatch, 3, what, compiled):
         assert result["class"] == "MismatchError", result
@@ -207,6 +217,7 @@ def starts_in_a_cancelled_step():
     return result
 
 
+@pytest.mark.slow
 def test_an_operation_that_starts_in_a_cancelled_step_ends_and_tells_the_others():
     waiting, failing = run_ranks(starts_in_a_cancelled_step, 2)
     assert "disk full" in failing["message"], failing
@@ -328,6 +339,7 @@ def killed():
     return outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_killed_rank_is_named_and_its_worker_comes_back():
     results = run_ranks(killed, 3, may_die=[1])

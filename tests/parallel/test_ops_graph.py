@@ -204,7 +204,10 @@ def loop(parallel_iterations):
     return float(carried(tf.constant(1.0))), values
 
 
-@pytest.mark.parametrize("parallel_iterations", [1, 10, 30])
+@pytest.mark.parametrize(
+    "parallel_iterations",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 30)), 10],
+)
 def test_in_a_while_loop_iterations_are_not_mixed_up(parallel_iterations):
     size = 3
     carried = 1.0

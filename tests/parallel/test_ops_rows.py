@@ -12,6 +12,7 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist.collectives import ReduceOp
 
+SLOW = pytest.mark.slow
 REDUCED = [
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -163,12 +164,14 @@ def check(by_rank, dtypes):
     assert all(len(results) == index for results in by_rank)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)]
+)
 def test_every_type_and_shape_gives_what_numpy_gives(size):
     check(run_ranks(all_cases, size, MOVED, False), MOVED)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=SLOW) for n in (3, 4))])
 def test_the_same_in_a_function(size):
     check(run_ranks(all_cases, size, THOROUGH, True), THOROUGH)
 

@@ -102,7 +102,9 @@ def all_mistakes(compiled):
     return results, after
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_mistake_is_an_error_on_all_ranks_and_they_can_go_on(compiled):
     by_rank = run_ranks(all_mistakes, 3, compiled)
     for rank, (results, after) in enumerate(by_rank):

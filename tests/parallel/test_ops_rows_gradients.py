@@ -97,8 +97,16 @@ def expected_gradients(kind, scale, joined=None):
     return [g.numpy() for g in gradients]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", SHAPES)
+# A gradient is the same in a function: of two kinds the usual tests try that.
+EACH = [
+    pytest.param(kind, compiled, marks=[pytest.mark.slow] if is_slow else [])
+    for kind in SHAPES
+    for compiled in (False, True)
+    for is_slow in [compiled and kind not in ("scatter", "alltoall")]
+]
+
+
+@pytest.mark.parametrize(("kind", "compiled"), EACH)
 def test_the_gradient_is_that_of_one_process(kind, compiled):
     results = run_ranks(gradient, SIZE, kind, int(ReduceOp.SUM), {}, compiled)
     for got, want in zip(results, expected_gradients(kind, 1), strict=True):
@@ -114,8 +122,7 @@ def test_the_average_and_factors_count(kind):
         np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(("kind", "compiled"), EACH)
 def test_a_rank_that_has_joined_gives_nothing_and_does_not_count(kind, compiled):
     for joined in (0, 2):
         op, scale = ReduceOp.SUM, 1.0

@@ -43,7 +43,9 @@ def ring():
     return [[list(y.shape), y.dtype.name, y.numpy().tobytes()] for y in step(xs)]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def test_values_arrive_as_they_were_sent(size):
     for rank, results in enumerate(run_ranks(ring, size)):
         sender = (rank - 1) % size

@@ -75,8 +75,16 @@ def reference(op, inputs, *, prescale=1.0, postscale=1.0):
     return np.asarray(result * postscale).astype(dtype)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    ("size", "scaled"),
+    [
+        *((3, False), (4, False), (3, True)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, False), (2, True), (4, True))
+        ),
+    ],
+)
 def test_allreduce_matches_numpy_for_every_type_operation_and_shape(size, scaled):
     by_rank = run_ranks(allreduce_everything, size, scaled)
     factors = FACTORS if scaled else {}
@@ -113,7 +121,9 @@ def grouped(size_of_one):
     return [[y.numpy() for y in ys] for ys in (eager, traced)]
 
 
-@pytest.mark.parametrize("threshold", ["0", "64", "67108864"])
+@pytest.mark.parametrize(
+    "threshold", [pytest.param("0", marks=pytest.mark.slow), "64", "67108864"]
+)
 def test_grouped_allreduce_gives_every_tensor_its_own_sum(threshold):
     env = {"TFDIST_FUSION_BYTES": threshold}
     for eager, traced in run_ranks(grouped, 3, 20, env=env):
@@ -192,7 +202,7 @@ def allgather_everything():
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_allgather_concatenates_unequal_numbers_of_rows_in_rank_order(size):
     by_rank = run_ranks(allgather_everything, size)
     index = 0
@@ -214,7 +224,10 @@ def broadcast_everything(root):
     ]
 
 
-@pytest.mark.parametrize("size, root", [(2, 1), (3, 0), (4, 2)])
+@pytest.mark.parametrize(
+    ("size", "root"),
+    [(2, 1), (3, 0), pytest.param(4, 2, marks=pytest.mark.slow)],
+)
 def test_broadcast_gives_all_ranks_the_bits_of_the_root(size, root):
     by_rank = run_ranks(broadcast_everything, size, root)
     expected = [numbers(root, s, d) for d in REDUCIBLE + OTHERS for s in SHAPES]
@@ -260,7 +273,9 @@ def losses(compiled):
     return [x.numpy(), v.numpy(), *(g.numpy() for g in gradients)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_gradients_are_those_of_the_sum_of_all_ranks_losses(compiled):
     size = 3
     results = run_ranks(losses, size, compiled)

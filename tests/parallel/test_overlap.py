@@ -112,6 +112,13 @@ def train(mode):
     return [model.layers[1].steps, model.layers[1].late]
 
 
-@pytest.mark.parametrize("mode", ["fit", "function", "steps_per_execution"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "fit",
+        pytest.param("function", marks=pytest.mark.slow),
+        pytest.param("steps_per_execution", marks=pytest.mark.slow),
+    ],
+)
 def test_half_of_the_bytes_are_reduced_before_the_last_gradient(mode):
     assert run_ranks(train, 2, mode, timeout_s=120) == [[STEPS, 0], [STEPS, 0]]

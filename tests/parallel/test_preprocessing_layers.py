@@ -152,7 +152,16 @@ def lookups(kind, path):
     return before + [outcome(way) for way in ways]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("StringLookup", "Discretization"),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("IntegerLookup", "TextVectorization")
+        ),
+    ],
+)
 def test_other_words_or_bins_on_another_rank_are_an_error_on_all(kind, tmp_path):
     named = "StringLookup" if kind == "TextVectorization" else kind
     for results in run_ranks(lookups, 2, kind, str(tmp_path / "model.keras")):

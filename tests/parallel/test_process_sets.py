@@ -38,7 +38,9 @@ def all_collectives(in_graph):
     return [own.rank(), own.size(), {k: v.numpy() for k, v in found.items()}]
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(
+    "in_graph", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_every_collective_takes_a_process_set(in_graph):
     for rank, (index, size, found) in enumerate(
         run_ranks(all_collectives, 4, in_graph)

@@ -232,7 +232,13 @@ def styled(style):
 
 
 @pytest.mark.parametrize(
-    "style", ["accumulation", "steps_per_execution", "uneven", "no data"]
+    "style",
+    [
+        pytest.param("accumulation", marks=pytest.mark.slow),
+        pytest.param("steps_per_execution", marks=pytest.mark.slow),
+        pytest.param("uneven", marks=pytest.mark.slow),
+        "no data",
+    ],
 )
 def test_ranks_log_the_same_numbers_however_they_train(style):
     history, other = run_ranks(styled, 2, style)

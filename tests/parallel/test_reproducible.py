@@ -1,6 +1,7 @@
 """A result depends on inputs and configuration, never on arrival or fusion."""
 
 import hashlib
+import itertools
 import random
 import threading
 import time
@@ -122,23 +123,31 @@ def gradients_of_a_group(dtype, runs):
     return hashes
 
 
+# Bytes that are fused, bytes of a bucket.
+CUTS = list(itertools.product((0, 1 << 20, 64 << 20), (8 << 20, 1 << 20)))
+
+
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+    ("dtype", "cuts"),
+    [
+        pytest.param("float32", [(0, 8 << 20), (64 << 20, 1 << 20)], id="sample"),
+        pytest.param("float32", CUTS, id="float32", marks=pytest.mark.slow),
+        pytest.param("bfloat16", CUTS, id="bfloat16", marks=pytest.mark.slow),
+    ],
 )
-def test_delays_and_the_cut_into_buckets_do_not_change_a_bit_of_a_group(dtype):
+def test_delays_and_the_cut_into_buckets_do_not_change_a_bit_of_a_group(dtype, cuts):
     seen = set()
-    for fusion_bytes in (0, 1 << 20, 64 << 20):
-        for bucket_bytes in (8 << 20, 1 << 20):
-            results = run_ranks(
-                gradients_of_a_group,
-                RANKS,
-                dtype,
-                3,
-                env={
-                    "TFDIST_FUSION_BYTES": str(fusion_bytes),
-                    "TFDIST_BUCKET_BYTES": str(bucket_bytes),
-                },
-            )
-            for hashes in results:
-                seen.update(hashes)
+    for fusion_bytes, bucket_bytes in cuts:
+        results = run_ranks(
+            gradients_of_a_group,
+            RANKS,
+            dtype,
+            3,
+            env={
+                "TFDIST_FUSION_BYTES": str(fusion_bytes),
+                "TFDIST_BUCKET_BYTES": str(bucket_bytes),
+            },
+        )
+        for hashes in results:
+            seen.update(hashes)
     assert len(seen) == 1

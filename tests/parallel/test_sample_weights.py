@@ -67,15 +67,28 @@ def train(sizes, mode, sparse_as_dense=None):
     return [np.asarray(v) for v in [*variables, *optimizer.variables]]
 
 
+MODES = [
+    *(("tape", False), ("tape", True), ("optimizer", False)),
+    *(("apply_gradients", True), ("eager", False)),
+]
+# Each way of reducing once.
+SAMPLE = [
+    *(((7, 0), "tape", False), ((7, 0), "optimizer", False)),
+    *(((5, 11, 16), "apply_gradients", True), ((5, 11, 16), "eager", False)),
+]
+
+
 @pytest.mark.parametrize(
-    ("mode", "sparse_as_dense"),
+    ("sizes", "mode", "sparse_as_dense"),
     [
-        *(("tape", False), ("tape", True), ("optimizer", False)),
-        *(("apply_gradients", True), ("eager", False)),
+        *SAMPLE,
+        *(
+            pytest.param(sizes, *mode, marks=pytest.mark.slow)
+            for sizes in ((8, 24), (5, 11, 16), (7, 0))
+            for mode in MODES
+            if (sizes, *mode) not in SAMPLE
+        ),
     ],
-)
-@pytest.mark.parametrize(
-    "sizes", [pytest.param((8, 24), marks=pytest.mark.slow), (5, 11, 16), (7, 0)]
 )
 def test_unequal_batches_train_as_one_process_does(sizes, mode, sparse_as_dense):
     alone = train(sizes, "alone")

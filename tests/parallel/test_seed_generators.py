@@ -85,8 +85,8 @@ def masks_in_fit(seeds, folder):
     "seeds", ["distinct", pytest.param("equal", marks=pytest.mark.slow)]
 )
 def test_masks_in_fit_and_after_loading(seeds, tmp_path):
-    first = run_ranks(masks_in_fit, 3, seeds, str(tmp_path))
-    again = run_ranks(masks_in_fit, 3, seeds, str(tmp_path))
+    first = run_ranks(masks_in_fit, 2, seeds, str(tmp_path))
+    again = run_ranks(masks_in_fit, 2, seeds, str(tmp_path))
     alone = first[0]
     assert len({mask.tobytes() for mask in alone}) == len(alone)
     for rank, (masks, repeated) in enumerate(zip(first, again, strict=True)):

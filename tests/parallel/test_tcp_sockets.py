@@ -50,7 +50,7 @@ def digests(tmp_path, ranks, sockets, **settings):
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        (3, {}),
+        pytest.param(3, {}, marks=pytest.mark.slow),
         # Links open when data needs them; control messages are relayed.
         (6, {"TFDIST_MESH_RANKS": "2", "TFDIST_ALLREDUCE_ALGORITHM": "pairwise"}),
     ],

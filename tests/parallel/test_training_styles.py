@@ -324,7 +324,10 @@ def train_ranked(name):
 
 
 # Of these the matrix or another test has a sample.
-SLOW = (own_train_step, train_on_batch, run_eagerly)
+SLOW = (
+    *(own_train_step, train_on_batch, run_eagerly, nested, two_fits, a_changed_rate),
+    *(frozen_and_unfrozen, two_tapes_in_a_function, a_branch_of_one_rank),
+)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")

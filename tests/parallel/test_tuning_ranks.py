@@ -77,7 +77,11 @@ def test_without_a_file_on_rank_0_nothing_is_tuned_and_that_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"format": "tfdist tuning"}', "the file: 'version' is missing"),
+        pytest.param(
+            '{"format": "tfdist tuning"}',
+            "the file: 'version' is missing",
+            marks=pytest.mark.slow,
+        ),
         (text((None, "no such")), "expected one of ring, pairwise, "),
     ],
 )

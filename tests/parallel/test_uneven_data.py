@@ -48,12 +48,12 @@ def dataset(batches, counted=True):
 def make_model(kind, optimizer, **compiled):
     keras.utils.set_random_seed(3)
     layers = [keras.layers.Dense(8, activation="tanh")]
-    if kind == "sync_bn":
+    if "sync_bn" in kind:
         layers.append(keras.layers.BatchNormalization())
     layers.append(keras.layers.Dense(1, activation="sigmoid"))
-    head = [] if kind == "lazy" else [keras.Input((FEATURES,))]
+    head = [] if "lazy" in kind else [keras.Input((FEATURES,))]
     model = keras.Sequential([*head, *layers])
-    if kind == "sync_bn" and tfdist.is_initialized():
+    if "sync_bn" in kind and tfdist.is_initialized():
         tfdist.layers.synchronize_batch_normalization(model)
     metrics = ["mae", keras.metrics.AUC(num_thresholds=20, name="auc")]
     model.compile(optimizer, loss="binary_crossentropy", metrics=metrics, **compiled)
@@ -117,11 +117,12 @@ def plain(history):
 @pytest.mark.parametrize(
     ("kind", "name", "compiled"),
     [
-        ("lazy", "adam", {}),
+        ("lazy sync_bn", "adam", {}),
+        pytest.param("lazy", "adam", {}, marks=SLOW),
         pytest.param("plain", "sgd", {}, marks=SLOW),
         pytest.param("plain", "adam", {"steps_per_execution": 2}, marks=SLOW),
         pytest.param("plain", "sgd", {"run_eagerly": True}, marks=SLOW),
-        ("sync_bn", "adam", {}),
+        pytest.param("sync_bn", "adam", {}, marks=SLOW),
     ],
 )
 def test_uneven_ranks_train_as_one_process_does(kind, name, compiled):
@@ -134,6 +135,8 @@ def test_uneven_ranks_train_as_one_process_does(kind, name, compiled):
             np.testing.assert_allclose(shown[key], values, rtol=1e-6, err_msg=key)
 
 
+# test_uneven_data_ends.py has one such training that is not slow.
+@SLOW
 @pytest.mark.parametrize("steps", [[2, 4], [3, 3]])
 def test_ranks_that_do_not_know_how_many_batches_they_have_end_up_equal(steps):
     ranks = run_ranks(fit, 2, steps, "plain", "adam", {}, False, timeout_s=120)
@@ -345,7 +348,12 @@ def fit_once(callbacks, optimizer=None, train_step=None, executions=1):
             "save_freq='epoch'",
         ),
         ([["UnevenData", {}]], {"train_step": "own"}, "UnevenData(weighted=False)"),
-        ([["UnevenData", {"weighted": False}]], {"train_step": "own"}, "fine"),
+        pytest.param(
+            [["UnevenData", {"weighted": False}]],
+            {"train_step": "own"},
+            "fine",
+            marks=SLOW,
+        ),
     ],
 )
 def test_what_cannot_be_uneven_is_refused(callbacks, options, text):

@@ -73,7 +73,12 @@ def fit_alone(steps):
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps"), [("unknown", [3, 1]), ("counted", [0, 2]), ("arrays", [2, 0])]
+    ("kind", "steps"),
+    [
+        ("unknown", [3, 1]),
+        pytest.param("counted", [0, 2], marks=pytest.mark.slow),
+        ("arrays", [2, 0]),
+    ],
 )
 def test_a_size_of_batches_that_is_known_counts_nothing_without_a_batch(kind, steps):
     alone, losses = fit_alone(steps)
@@ -172,7 +177,9 @@ def warm_up(steps, has_schedule):
     return rates.seen
 
 
-@pytest.mark.parametrize("has_schedule", [False, True])
+@pytest.mark.parametrize(
+    "has_schedule", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_warm_up_goes_by_the_steps_of_the_rank_that_has_most(has_schedule):
     longer, shorter = run_ranks(warm_up, 2, [4, 3], has_schedule)
     assert len(longer) == 12
@@ -219,7 +226,9 @@ def again(next_one):
     return found
 
 
-@pytest.mark.parametrize("next_one", ["UnevenData", "MetricAverage"])
+@pytest.mark.parametrize(
+    "next_one", [pytest.param("UnevenData", marks=pytest.mark.slow), "MetricAverage"]
+)
 def test_a_fit_after_one_that_failed_weights_once_or_not_at_all(next_one):
     assert run_ranks(again, 2, next_one) == [[False, True]] * 2
 
@@ -237,7 +246,14 @@ def not_a_mean(reduction):
     return int(model.optimizer.iterations)
 
 
-@pytest.mark.parametrize("reduction", ["sum", None, "none", "mean_with_sample_weight"])
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        *("sum", None),
+        pytest.param("none", marks=pytest.mark.slow),
+        "mean_with_sample_weight",
+    ],
+)
 def test_losses_that_are_no_means_over_samples_are_not_weighted(reduction):
     assert run_ranks(not_a_mean, 2, reduction) == [0, 0]
 

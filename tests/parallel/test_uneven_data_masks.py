@@ -111,11 +111,11 @@ def fit_alone(kind, lengths):
 @pytest.mark.parametrize(
     ("kind", "lengths"),
     [
-        ("weights", UNEVEN),
-        ("crossentropy", EVEN),
+        pytest.param("weights", UNEVEN, marks=SLOW),
+        pytest.param("crossentropy", EVEN, marks=SLOW),
         ("ignore_class", UNEVEN),
         ("two_outputs", ALL_MASKED),
-        ("scalar", UNEVEN),
+        pytest.param("scalar", UNEVEN, marks=SLOW),
         pytest.param("object", UNEVEN, marks=SLOW),
         pytest.param("function", UNEVEN, marks=SLOW),
         pytest.param("eager", ALL_MASKED, marks=SLOW),

@@ -3,6 +3,7 @@
 Examples are the same ones in every run, however slow the machine is.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 
@@ -20,10 +21,16 @@ settings.load_profile("tests")
 
 @pytest.fixture(autouse=True, scope="module")
 def no_world_of_an_earlier_file() -> None:
-    """Shuts down the world that tests of another file have left."""
+    """Shuts down the world that tests of another file have left.
+
+    The garbage collector looks no more at what TensorFlow has kept of them: Keras's
+    `clear_session` collects.
+    """
     world = sys.modules.get("tfdist.core.world")  # not every test imports it
     if world is not None:
         world.shutdown()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -133,6 +133,7 @@ def test_a_saved_model_loads_without_tfdist(tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded.predict(ones, verbose=0), expected)
 
 
+@pytest.mark.slow
 def test_an_exported_model_holds_no_operation_of_ours(tmp_path):
     model = small_model(SyncBatchNormalization)
     fitted(model)

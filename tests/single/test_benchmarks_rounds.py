@@ -212,6 +212,7 @@ def test_every_worker_that_a_peer_names_is_there():
             assert (catalogue.WORKERS / worker).is_file()
 
 
+@pytest.mark.slow
 def test_the_core_is_measured_by_its_own_worker(monkeypatch):
     monkeypatch.setattr(trial, "loops", machine.loops)
     task = {**TASK, "sizes": [1024, 65536]}

@@ -208,9 +208,22 @@ def broadcasts(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("make", [built_model, Tower], ids=["built", "unbuilt"])
+IN_TURN = {"steps_per_execution": 4}
+
+
 @pytest.mark.parametrize(
-    "how", [{}, {"run_eagerly": True}, {"steps_per_execution": 4}], ids=str
+    ("make", "how"),
+    [
+        *((built_model, {"run_eagerly": True}), (Tower, {}), (Tower, IN_TURN)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *((built_model, {}), (built_model, IN_TURN)),
+                (Tower, {"run_eagerly": True}),
+            )
+        ),
+    ],
+    ids=str,
 )
 def test_the_state_is_sent_once_before_the_first_step(make, how, broadcasts):
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam())
@@ -279,7 +292,11 @@ class Fails(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("scale_first", "scheduled"), [(False, False), (True, False), (False, True)]
+    ("scale_first", "scheduled"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        *((True, False), (False, True)),
+    ],
 )
 def test_a_restarted_training_has_the_rate_of_the_first(
     scale_first, scheduled, tmp_path

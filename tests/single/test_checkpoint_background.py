@@ -83,7 +83,9 @@ def test_it_is_the_file_that_is_saved_in_the_foreground(tmp_path):
         assert all(map(np.array_equal, *states))
 
 
-@pytest.mark.parametrize("recovers", [False, True])
+@pytest.mark.parametrize(
+    "recovers", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_a_full_disk_is_a_warning_and_training_goes_on(recovers, tmp_path, caplog):
     class Full(Checkpoint):
         attempts = 0
@@ -229,7 +231,7 @@ def quiet():
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_job_that_is_killed_while_it_saves_goes_on(seed, quiet):
     assert checkpoints.chain(seed, 2)["faults"] == []
 
@@ -244,6 +246,7 @@ def test_a_file_that_cannot_grow_is_not_saved_and_the_next_is(tmp_path):
         assert row == {"size": limit, "failed": limit < size, "faults": []}
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_earlier_files():
     rows = checkpoints.disks_apart(0.06)
     if rows is None:
@@ -271,8 +274,9 @@ def test_weights_are_those_that_keras_saves(tmp_path):
     assert files[0] == files[1] and len(files[0]) > 20
 
 
-def test_flipped_bits_are_found(quiet):
-    assert checkpoints.flips(0, 30)["faults"] == []
+@pytest.mark.parametrize("count", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_flipped_bits_are_found(count, quiet):
+    assert checkpoints.flips(0, count)["faults"] == []
 
 
 def test_the_checkpoint_program_finds_a_wrong_bit(tmp_path):

@@ -76,7 +76,9 @@ def validated(folder, validation_freq, monitor="val_loss"):
     return [Path(name).stem for name in checkpoints_in(folder)]
 
 
-@pytest.mark.parametrize("validation_freq", [2, [2, 4]])
+@pytest.mark.parametrize(
+    "validation_freq", [pytest.param(2, marks=pytest.mark.slow), [2, 4]]
+)
 def test_an_epoch_that_is_not_validated_saves_nothing(validation_freq, tmp_path):
     assert validated(tmp_path, validation_freq) == ["2", "4"]
 

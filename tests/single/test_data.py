@@ -44,7 +44,7 @@ def epoch(batches):
     return [batch.tolist() for batch in batches.as_numpy_iterator()]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.integers(1, 40),
     st.integers(1, 5),

@@ -32,6 +32,7 @@ ARGUMENTS = {
     "MeanMetricWrapper": {"fn": keras.losses.mean_squared_error},
 }
 SPARSE = ("SparseCategoricalAccuracy", "SparseTopKCategoricalAccuracy")
+SLOW = pytest.mark.slow
 CLASSES_OF_KERAS = sorted(
     name
     for name, cls in vars(keras.metrics).items()
@@ -70,7 +71,7 @@ def test_all_metrics_of_keras_are_known():
 
 
 @pytest.mark.parametrize("name", CLASSES_OF_KERAS)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=SLOW), True])
 def test_the_states_of_every_metric_of_keras_add_up(name, weighted):
     cls, arguments = getattr(keras.metrics, name), ARGUMENTS.get(name, {})
     arrays, weight = samples(name)

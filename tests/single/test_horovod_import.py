@@ -145,7 +145,7 @@ PRINT = (
     "command",
     [
         ["train.py", "-x", "1"],
-        [sys.executable, "train.py", "-x", "1"],
+        pytest.param([sys.executable, "train.py", "-x", "1"], marks=pytest.mark.slow),
         [sys.executable, "-m", "train", "-x", "1"],
         ["sh", "-c", f"{sys.executable} train.py -x 1"],
     ],

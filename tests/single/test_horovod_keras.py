@@ -62,7 +62,7 @@ def test_a_wrapped_optimizer_is_still_the_one_of_keras():
 
 def test_variables_may_be_read_and_called():
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5))
-    trained(optimizer)
+    optimizer.build([tf.Variable(1.0), tf.Variable([2.0])])
     assert isinstance(optimizer.variables, list)
     assert optimizer.variables() == optimizer.variables
     assert type(optimizer.variables()) is list and len(optimizer.variables()) == 6

@@ -12,6 +12,7 @@ from helpers import pictures
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
 import imagenet_data  # noqa: E402
 
+SLOW = pytest.mark.slow
 EXAMPLES, HELD_OUT, CLASSES = 200, 50, 1000
 SMALL = {"image_size": 32, "threads": 2}
 
@@ -91,7 +92,8 @@ def test_batches_are_what_the_network_takes(train):
 
 
 @pytest.mark.parametrize(
-    ("size", "accumulation"), [pytest.param(4, 1, marks=pytest.mark.slow), (3, 2)]
+    ("size", "accumulation"),
+    [(2, 2), *(pytest.param(*case, marks=SLOW) for case in ((4, 1), (3, 2)))],
 )
 def test_a_step_has_the_same_samples_for_any_number_of_ranks(
     train, whole, size, accumulation
@@ -105,7 +107,8 @@ def test_a_step_has_the_same_samples_for_any_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(7, 10), (2, 5), pytest.param(8, 18, marks=pytest.mark.slow)]
+    ("first", "last"),
+    [(7, 10), *(pytest.param(*part, marks=SLOW) for part in ((2, 5), (8, 18)))],
 )
 def test_a_run_goes_on_at_any_step_with_other_ranks(train, whole, first, last):
     ranks = [arrays(training(train, r, 2, first, last)) for r in range(2)]
@@ -190,14 +193,15 @@ def test_damaged_pictures_are_left_out_and_counted(stored, tmp_path, train):
     positions = [17, 18, 150]
     folder, files = damaged_folder(stored, tmp_path, positions)
     skipped = {}
+    options = {"last": 4, "batch": 100}
+    undamaged = arrays(training(train, **options))
     for rank in range(2):
         split = imagenet_data.open_split("folder", folder, "train")
-        options = {"rank": rank, "size": 2, "last": 4, "batch": 100}
-        images, labels, weights = arrays(training(split, **options, skip_corrupt=True))
+        *pair, weights = arrays(training(split, rank, 2, **options, skip_corrupt=True))
         good = weights == 1
-        for found, expected in zip(
-            (images, labels), arrays(training(train, **options)), strict=True
-        ):
+        for found, whole in zip(pair, undamaged, strict=True):
+            by_rank = whole.reshape(4, 2, 50, *whole.shape[1:])
+            expected = by_rank[:, rank].reshape(found.shape)
             np.testing.assert_array_equal(found[good], expected[good])
             assert not found[~good].any()
         assert (~good).sum() == split.skipped.total()

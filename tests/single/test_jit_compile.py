@@ -16,7 +16,7 @@ from tfdist.callbacks import BroadcastInitialState, LearningRateScale, MetricAve
 from tfdist.gradients import reduction, xla
 
 RNG = np.random.default_rng(1)
-X = RNG.normal(size=(20, 4)).astype("float32")
+X = RNG.normal(size=(24, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
@@ -153,7 +153,11 @@ def fit(model, *callbacks, **options):
 
 
 @pytest.mark.parametrize(
-    ("cls", "how"), [(Net, {}), (OwnStep, {"steps_per_execution": 3})]
+    ("cls", "how"),
+    [
+        (Net, {}),
+        pytest.param(OwnStep, {"steps_per_execution": 3}, marks=pytest.mark.slow),
+    ],
 )
 def test_forward_and_backward_are_compiled_and_the_update_is_not(cls, how, caplog):
     caplog.set_level(logging.INFO, logger="tfdist")
@@ -306,7 +310,10 @@ class MakesVariablesOnly(MakesVariables):
     [
         (MakesVariables, False, "has no effect"),
         pytest.param(MakesVariables, True, "has no effect", marks=pytest.mark.slow),
-        (MakesVariablesOnly, True, "run outside XLA, because"),
+        pytest.param(
+            *(MakesVariablesOnly, True, "run outside XLA, because"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_variables_of_an_abandoned_trace_have_values(
@@ -333,7 +340,7 @@ def test_variables_of_an_abandoned_trace_have_values(
 
 
 def test_sparse_gradients_and_weights_of_samples_cross_the_cut():
-    ids = RNG.integers(0, 7, size=(20, 3))
+    ids = RNG.integers(0, 7, size=(len(X), 3))
     found = []
     for jit_compile in (False, True):
         keras.utils.clear_session()
@@ -342,7 +349,7 @@ def test_sparse_gradients_and_weights_of_samples_cross_the_cut():
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
         optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1))
         model.compile(optimizer, "mse", jit_compile=jit_compile)
-        weights = np.linspace(0, 1, 20)
+        weights = np.linspace(0, 1, len(X))
         options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
         callbacks = [BroadcastInitialState()]
         model.fit(ids, Y, sample_weight=weights, callbacks=callbacks, **options)
@@ -434,7 +441,9 @@ class Scaled(Net):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("own_class", [Scaling, ScalingPairs])
+@pytest.mark.parametrize(
+    "own_class", [pytest.param(Scaling, marks=pytest.mark.slow), ScalingPairs]
+)
 def test_arguments_of_the_class_reach_its_methods(own_class):
     weights = []
     eager, reducing = {"run_eagerly": True}, tfdist.DistributedOptimizer

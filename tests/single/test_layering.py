@@ -1,6 +1,7 @@
 """Who may include, import or read what (docs/architecture.md, dependency rule)."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -78,6 +79,7 @@ def forbidden_includes(path: Path, names: list[str]) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {line}" for line in wrong]
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """The modules of tfdist and their files."""
     found = {}
@@ -85,6 +87,11 @@ def modules() -> dict[str, Path]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts).removesuffix(".__init__")] = path
     return found
+
+
+@functools.cache
+def modules_imported_by(path: Path) -> set[str]:
+    return imports(path.read_text(), modules())
 
 
 def imports(source: str, known: Collection[str]) -> set[str]:
@@ -166,7 +173,7 @@ def test_imports_of_python_modules_go_to_lower_floors():
     wrong = [
         f"{module} imports {target}"
         for module, path in known.items()
-        for target in sorted(imports(path.read_text(), known))
+        for target in sorted(modules_imported_by(path))
         if entry(module) and climbs(module, target)
     ]
     assert wrong == []
@@ -175,8 +182,7 @@ def test_imports_of_python_modules_go_to_lower_floors():
 def test_python_modules_import_each_other_in_no_circle():
     known = modules()
     graph = {
-        module: imports(path.read_text(), known) - {module}
-        for module, path in known.items()
+        module: modules_imported_by(path) - {module} for module, path in known.items()
     }
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
 

@@ -275,8 +275,13 @@ def forward_and_gradient(x):
     return y, tape.gradient(y, x)
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "compiled"),
+    [
+        *(((), False), ((4,), False), ((3, 2), False), ((3, 2), True)),
+        *(pytest.param(s, True, marks=pytest.mark.slow) for s in ((), (4,))),
+    ],
+)
 def test_gradients_at_size_one_are_those_of_the_identity(shape, compiled):
     x = tf.cast(numbers(shape, "float64"), tf.float64) + 1
     function = tf.function(forward_and_gradient) if compiled else forward_and_gradient

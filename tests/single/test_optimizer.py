@@ -66,7 +66,17 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# The others are subclasses of these, or are tried by another test.
+SAMPLE = ("clipped", "scheduled")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.slow])
+        for name in OPTIMIZERS
+    ],
+)
 def test_one_rank_trains_as_the_plain_optimizer_does(name):
     plain = fitted(OPTIMIZERS[name]())
     wrapped = fitted(tfdist.DistributedOptimizer(OPTIMIZERS[name]()))

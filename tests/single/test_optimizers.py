@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.optimizers import LAMB, LARS, MomentumSGD, Warmup, warmup_factor
 
+SLOW = pytest.mark.slow
 STEPS = 50
 RNG = np.random.default_rng(5)
 START = {
@@ -93,6 +94,8 @@ CASES = {
     "none excluded": {"decay": 0.05, "excluded": ()},
     "epsilon": {"decay": 0.05, "epsilon": 0.3, "trust": 0.02},
 }
+# Other cases have these options too.
+PARTS = ("defaults", "decay", "correction", "none excluded")
 OURS = {
     "decay": "weight_decay",
     "correction": "momentum_correction",
@@ -109,7 +112,11 @@ def options_of(case):
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*((case, "float64") for case in CASES), ("decay", "float32")],
+    [
+        *((case, "float64") for case in CASES if case not in PARTS),
+        *(pytest.param(case, "float64", marks=SLOW) for case in PARTS),
+        ("decay", "float32"),
+    ],
 )
 def test_lars_equals_algorithm_1(case, dtype):
     case = {"trust": 0.01, **CASES[case]}
@@ -124,7 +131,9 @@ def test_lars_equals_algorithm_1(case, dtype):
     assert not np.allclose(expected[0], START["kernel"])
 
 
-@pytest.mark.parametrize("case", ["decay", "nesterov", "corrected nesterov"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("decay", marks=SLOW), "nesterov", "corrected nesterov"]
+)
 def test_momentum_sgd_equals_the_equations(case):
     case = CASES[case]
     optimizer = MomentumSGD(Warmup(0.1, **WARMUP), **options_of(case))
@@ -153,8 +162,8 @@ def lamb_reference(rate_at, decay=0.0, excluded=("bias", "gamma"), epsilon=1e-6)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        ({}, "float64"),
-        ({"decay": 0.05}, "float64"),
+        pytest.param({}, "float64", marks=SLOW),
+        pytest.param({"decay": 0.05}, "float64", marks=SLOW),
         ({"decay": 0.05, "excluded": ()}, "float64"),
         ({"decay": 0.05, "epsilon": 0.3}, "float64"),
         ({"decay": 0.05}, "float32"),
@@ -381,7 +390,11 @@ def is_gamma(variable):
 
 
 @pytest.mark.parametrize(
-    ("exclude", "wrapped"), [(None, False), ("kernel", True), (is_gamma, True)]
+    ("exclude", "wrapped"),
+    [
+        *(pytest.param(*c, marks=SLOW) for c in ((None, False), ("kernel", True))),
+        (is_gamma, True),
+    ],
 )
 def test_a_saved_model_goes_on_where_it_was(tmp_path, exclude, wrapped):
     tfdist.init()
