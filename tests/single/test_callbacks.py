@@ -223,7 +223,7 @@ IN_TURN = {"steps_per_execution": 4}
             )
         ),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_state_is_sent_once_before_the_first_step(make, how, broadcasts):
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam())
