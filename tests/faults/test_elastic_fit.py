@@ -119,6 +119,8 @@ def test_a_spare_joins_at_the_end_of_an_epoch_with_and_without_validation(
         {"jit_compile": True},
         {"per_rank_batch": 5},
         {"per_rank_batch": 5, "steps_per_execution": 2},
+        {"batches": {"0": 10, "2": 17, "40": 26}},
+        {"batches": {"0": 17, "2": 7}, "steps_per_execution": 2},
     ],
     ids=lambda options: "-".join(options),
 )

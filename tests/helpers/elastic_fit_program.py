@@ -7,6 +7,7 @@ and "checkpoint": true to save the model in FOLDER/saved every 50 steps and on S
 and to continue with the newest file there; each model with a smaller error than before
 is saved as FOLDER/best-STEP.keras. With "per_rank_batch", each rank uses so many
 samples in a step, so that the number of steps of an epoch follows the number of ranks.
+"batches" has the global batch from an epoch on, by epoch.
 
 The model counts how often each sample was used, exactly. Each rank appends a line for
 each step that has ended to FOLDER/commits, with the number of tries, of which all but
@@ -154,6 +155,7 @@ def main(folder, epochs, options):
             super().__init__()
             self.uses = self.add_weight(shape=(SAMPLES,), name="uses")
             self.uses.assign(tf.zeros([SAMPLES]))
+            self.batch = self.add_weight(shape=(), trainable=False, name="batch")
             self.built = True
 
         def call(self, rows):
@@ -178,6 +180,7 @@ def main(folder, epochs, options):
 
         def on_train_batch_begin(self, batch, logs=None):
             self.size_before = tfdist.size()
+            self.model.batch.assign(batches.batch_of(self.epoch))
             if member == slow_member:
                 time.sleep(2 * SLOW_STEP_S)
             kill_if_asked(self.epoch, batch, "before")
@@ -189,7 +192,7 @@ def main(folder, epochs, options):
                 **{"pid": os.getpid(), "time_s": time.monotonic()},
                 **{"tries": self.tries, "size_before": self.size_before},
             }
-            if per_rank is not None:
+            if is_varied:
                 line["used"] = int(self.model.uses.numpy().sum())
             self.tries, self.size_before = 0, None
             os.write(commits, (json.dumps(line) + "\n").encode())
@@ -221,9 +224,12 @@ def main(folder, epochs, options):
 
     rows = np.arange(SAMPLES, dtype=np.int64)
     per_rank = options.pop("per_rank_batch", None)
+    growing = options.pop("batches", {"0": GLOBAL_BATCH})
+    is_varied = per_rank is not None or len(growing) > 1
+    batches = tfdist.data.BatchSchedule({int(e): batch for e, batch in growing.items()})
     train = tfdist.data.global_batches(
         (rows, rows.astype(np.float32)[:, np.newaxis]),
-        global_batch=GLOBAL_BATCH if per_rank is None else None,
+        global_batch=batches if per_rank is None else None,
         per_rank_batch=per_rank,
         seed=SEED,
     )
@@ -242,7 +248,7 @@ def main(folder, epochs, options):
 
     def loss(y_true, y_pred):
         """Its gradient is the mean over the samples of a step, or of a rank."""
-        return -y_pred * (per_rank or GLOBAL_BATCH)
+        return -y_pred * (model.batch if per_rank is None else per_rank)
 
     op = tfdist.ReduceOp.AVERAGE if per_rank is None else tfdist.ReduceOp.SUM
     model.compile(

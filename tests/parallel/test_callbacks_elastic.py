@@ -56,7 +56,7 @@ def _fit_default():
     return _fit()
 
 
-def _by_hand():
+def _by_hand(global_batch=GLOBAL_BATCH, steps=3 * (ROWS // GLOBAL_BATCH)):
     """One process, with the batches of `samples_of_step`."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
@@ -66,9 +66,9 @@ def _by_hand():
         [keras.Input((4,)), keras.layers.Dense(1, dtype="float64")]
     )
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    for step in range(3 * (ROWS // GLOBAL_BATCH)):
+    for step in range(steps):
         rows = tfdist.data.samples_of_step(
-            ROWS, global_batch=GLOBAL_BATCH, seed=2, step=step, rank=0, size=1
+            ROWS, global_batch=global_batch, seed=2, step=step, rank=0, size=1
         )
         model.train_on_batch(x[rows], y[rows])
     loss = model.evaluate(x, y, verbose=0)
@@ -124,6 +124,58 @@ def test_a_later_job_continues_after_the_same_step(tmp_path, start):
         begin = places.index(["epoch", epoch])
         assert hooks == places[begin : begin + 1] + places[begin + 1 + step :]
         assert epochs == 3 - epoch
+
+
+GROWING = {0: 5, 1: 8, 3: 11}
+
+
+def _grown(*, epochs=4, **options):
+    """Trains with a batch that grows; returns also the steps that callbacks saw."""
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen[-1].append(batch)
+    )
+    watch.on_epoch_begin = lambda epoch, logs=None: seen.append([watch.params["steps"]])
+    schedule = tfdist.data.BatchSchedule(GROWING)
+    result = _fit(global_batch=schedule, epochs=epochs, callbacks=[watch], **options)
+    return *result, seen
+
+
+def _grown_by_hand():
+    """One process, with the samples of `samples_of_step`."""
+    schedule = tfdist.data.BatchSchedule(GROWING)
+    steps = schedule.steps_before(4, total=ROWS)
+    return _by_hand(schedule, steps)
+
+
+def test_a_batch_that_grows_trains_as_one_process_does():
+    [[expected, _]] = run_ranks(_grown_by_hand, 1)
+    for size in (1, 2):
+        for weights, history, seen in run_ranks(_grown, size):
+            # Each epoch has its own number of steps, which the callbacks know.
+            assert seen == [[4, 0, 1, 2, 3], *[[2, 0, 1]] * 3]
+            assert len(history["loss"]) == 4
+            for a, b in zip(weights, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def _grown_and_continued(folder):
+    whole = _grown()
+    path = f"{folder}/step-{{step:03d}}.keras"
+    saves = tfdist.callbacks.Checkpoint(path, save_freq=7)
+    _fit(global_batch=tfdist.data.BatchSchedule(GROWING), epochs=4, callbacks=[saves])
+    weights, history, seen = _grown(start=7, restored=path.format(step=7))
+    return whole, weights, history, seen
+
+
+def test_a_batch_that_grows_is_continued_at_the_exact_step(tmp_path):
+    """Step 7 is the second of epoch 2: epochs have 4, 2, 2 and 2 steps."""
+    for whole, weights, history, seen in run_ranks(
+        _grown_and_continued, 2, str(tmp_path)
+    ):
+        assert weights == whole[0]
+        assert seen == [[2, 1], [2, 0, 1]]
+        assert history["loss"][-1] == whole[1]["loss"][-1]
 
 
 def _wrong_starts():

@@ -16,7 +16,7 @@ TEXT = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
 def test_all_lines_of_the_page_run():
     names = run_page("large-batches.md")
     assert isinstance(names["lars"], LARS) and isinstance(names["lamb"], LAMB)
-    assert isinstance(names["model"].optimizer, RMSpropWarmup)
+    assert isinstance(names["rms"], RMSpropWarmup)
     steps = (0, 99, 100, 30 * 20 - 1, 30 * 20, 60 * 20)
     found = [float(names["rate"](step)) for step in steps]
     assert found == pytest.approx([0.1, 0.199, 0.2, 0.2, 0.02, 0.002])

@@ -61,15 +61,17 @@ class ElasticFit(keras.callbacks.Callback):
     It replaces the train function, the method that validates, and the methods of the
     list that call the hooks. What needs the other ranks (a step, a validation, a hook
     with collective operations) is counted when it is complete on all ranks, so that the
-    ranks know after a loss where each of them was. Ranks join and leave before the first
-    hook of a step.
+    ranks know after a loss where each of them was. Ranks join and leave before the
+    first hook of a step.
 
-    In a job that is not elastic, it only leaves out the steps of an earlier job.
+    In a job that is not elastic, it only leaves out the steps of an earlier job, and
+    those that the larger batches of a `BatchSchedule` do not need.
 
     Args:
         callbacks: the list of the `fit`.
         source: the batches, from `tfdist.data.global_batches`.
-        size: variable with the number of ranks, which traced functions use.
+        step_size: variable with the number of samples of a step and the number of
+            ranks, which traced functions use.
         start: number of steps that an earlier job has done.
     """
 
@@ -79,13 +81,13 @@ class ElasticFit(keras.callbacks.Callback):
         self,
         callbacks: keras.callbacks.CallbackList,
         source: Source,
-        size: tf.Variable,
+        step_size: tf.Variable,
         start: int,
     ) -> None:
         super().__init__()
         self._list = callbacks
         self._source = source
-        self._size = size
+        self._step_size = step_size
         self._start = start
         self.set_model(callbacks.model)
         self.set_params(callbacks.params)
@@ -113,6 +115,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._iterator: Any = None  # of the current ranks, if they have changed
         self._needs_iterator = False
         self._epoch = self._step = 0
+        self._set_step_size()
         self._hooks = {id(one): overridden_hooks(one) for one in self._list.callbacks}
         self._stop_on_signal = self._find(StopOnSignal)
         is_newcomer = self._generations.is_newcomer
@@ -126,7 +129,7 @@ class ElasticFit(keras.callbacks.Callback):
                 self._join()
             else:
                 self._generations.begin()
-        elif self._state.start == 0:
+        elif self._state.start == 0 and not self._source.steps_vary:
             return
         self.model.train_function = self._train
         self._evaluate_alone = self.model.evaluate
@@ -158,7 +161,7 @@ class ElasticFit(keras.callbacks.Callback):
     def _begin_after(self, start: int) -> None:
         """Lets `fit` begin after the steps of an earlier job, on all ranks."""
         self._state.start = start
-        epoch, step = divmod(start, self._source.most_steps)
+        epoch, step = self._source.place_of(start)
         if step % self.model.steps_per_execution:
             raise ValueError(
                 "Expected a start that is a multiple of steps_per_execution="
@@ -208,9 +211,11 @@ class ElasticFit(keras.callbacks.Callback):
         place = place_of_step(self._epoch, self._step)
         if self._is_left_out or self._skips(place):
             return self._step_logs
-        if not self._generations.is_elastic:
-            return self._function(self._batches(place, iterator))
         state = self._state
+        if not self._generations.is_elastic:
+            self._step_logs = self._function(self._batches(place, iterator))
+            state.position = self._position_after()
+            return self._step_logs
         state.save()
         before = state.completed
         while True:
@@ -247,11 +252,7 @@ class ElasticFit(keras.callbacks.Callback):
         If the number of ranks has grown, too few samples may be left for a step. The
         ranks then agree to leave it out, and the epoch ends.
         """
-        state = self._state
-        size, per_call = runtime.size(), self.model.steps_per_execution
-        after = state.position.after_call(
-            self._source.total, self._source.step_size(size), per_call
-        )
+        state, after = self._state, self._position_after()
         self._is_left_out = after.calls == state.position.calls
         if self._is_left_out:
             collectives.barrier(name="elastic.epoch")
@@ -259,6 +260,14 @@ class ElasticFit(keras.callbacks.Callback):
             logs = self._function(self._batches(place, iterator))
             self._step_logs = state.metrics.take_from(logs, runtime.generation())
         state.position = after
+
+    def _position_after(self) -> FitPosition:
+        """Returns the position after the next step."""
+        return self._state.position.after_call(
+            self._source.total,
+            self._source.step_size(self._epoch, runtime.size()),
+            self.model.steps_per_execution,
+        )
 
     def _batches(self, place: Place, iterator: Any) -> Any:
         """Returns the iterator for a step: Keras's, or one for the current ranks."""
@@ -277,14 +286,13 @@ class ElasticFit(keras.callbacks.Callback):
         return calls, calls + 1
 
     def _announce_steps(self, place: Place) -> None:
-        """Tells the callbacks the steps of the epoch, if they depend on the ranks."""
-        if self._source.is_per_rank and place < place_of_validation(self._epoch):
-            size, done = (
-                runtime.size(),
-                place.batches_done(self.model.steps_per_execution),
-            )
-            left = self._source.steps_left(self._state.position.samples, size)
-            announce_steps(self._list, done + left, self._source.step_size(size))
+        """Tells the callbacks the steps of the epoch, if epochs differ in them."""
+        source, size = self._source, runtime.size()
+        if source.steps_vary and place < place_of_validation(self._epoch):
+            done = place.batches_done(self.model.steps_per_execution)
+            left = source.steps_left(self._epoch, self._state.position.samples, size)
+            step_size = source.step_size(self._epoch, size)
+            announce_steps(self._list, done + left, step_size)
 
     # ---- validation ----
 
@@ -363,11 +371,11 @@ class ElasticFit(keras.callbacks.Callback):
         self._state.position = self._state.position._replace(samples=0)
         self._epoch, self._step = epoch, 0
         # The dataset of `fit` asserts a number of steps.
-        self._iterator, self._needs_iterator = None, self._source.is_per_rank
-        if self._generations.is_elastic:
-            if self._resumes_at is None:
-                self._state.reset_metrics()
-            self._announce_steps(place_of_step(epoch, 0))
+        self._iterator, self._needs_iterator = None, self._source.steps_vary
+        if self._generations.is_elastic and self._resumes_at is None:
+            self._state.reset_metrics()
+        self._set_step_size()
+        self._announce_steps(place_of_step(epoch, 0))
 
     def _call(
         self,
@@ -422,7 +430,7 @@ class ElasticFit(keras.callbacks.Callback):
             if place < self._starts_at:
                 return True
             self._starts_at, self._needs_iterator = None, True
-            used = place.step * self._source.step_size(runtime.size())
+            used = place.step * self._source.step_size(place.epoch, runtime.size())
             self._state.position = self._state.position._replace(samples=used)
         if self._resumes_at is None:
             return False
@@ -491,7 +499,11 @@ class ElasticFit(keras.callbacks.Callback):
         received = self._state.share(newest, self._place, self._logs)
         if received is not None:
             self._received = received
-        self._size.assign(runtime.size())
+        self._set_step_size()
+
+    def _set_step_size(self) -> None:
+        size = runtime.size()
+        self._step_size.assign([self._source.step_size(self._epoch, size), size])
 
     def _find(self, kind: type[_Callback]) -> _Callback | None:
         """Returns the first callback of a class."""

@@ -38,7 +38,8 @@ class Elastic(RankCallback):
     step uses the same samples for any number of ranks; if the ranks cannot divide a
     batch equally, the gradients are weighted by the number of samples. With
     `per_rank_batch`, a step has more samples on more ranks, and an epoch fewer steps:
-    the learning rate may have to follow (docs/elastic.md).
+    the learning rate may have to follow (docs/elastic.md). A `BatchSchedule`, with
+    larger batches in later epochs, needs this callback in every job.
 
     A rank that gets SIGTERM leaves after a step, and the others go on. If tfdistrun
     gets it, or too few ranks would be left, all ranks end after the same step with code
@@ -92,7 +93,7 @@ class Elastic(RankCallback):
         super().__init__()
         self.start = check_int("start", start, 0)
         self._weights_seen: list[bool] | None = None
-        self._size: tf.Variable | None = None
+        self._step_size: tf.Variable | None = None
         self._source: Any = None
 
     def set_params(self, params: dict[str, Any] | None) -> None:
@@ -101,9 +102,12 @@ class Elastic(RankCallback):
         Keras takes it from the dataset, which has the largest number.
         """
         super().set_params(params)
-        source = source_of((variables_of_fit(self.model) or {}).get("x"))
-        if params and source is not None and source.is_per_rank:
-            params["steps"] = source.steps_left(0, runtime.size())
+        found = variables_of_fit(self.model) or {}
+        if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
+            return  # ElasticFit announces the number
+        source = source_of(found.get("x"))
+        if params and source is not None and source.steps_vary:
+            params["steps"] = source.steps_left(0, 0, runtime.size())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and starts to watch the steps."""
@@ -113,7 +117,7 @@ class Elastic(RankCallback):
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
             _check_elastic(self.model, self._listed)
-        self._size = tf.Variable(runtime.size(), dtype=tf.int64, trainable=False)
+        self._step_size = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         self._weights_seen = None
         if self._needs_weights(is_elastic):
             _check_reductions(self.model)
@@ -121,7 +125,7 @@ class Elastic(RankCallback):
             self.model.make_train_function(force=True)
         build_metrics(self.model, self._source.dataset.element_spec)
         running = callback_list_of_the_call()
-        ElasticFit(running, self._source, self._size, self.start)
+        ElasticFit(running, self._source, self._step_size, self.start)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the epoch of the data."""
@@ -153,12 +157,14 @@ class Elastic(RankCallback):
         sizes: Sequence[int] = [runtime.size()]
         if is_elastic:
             sizes = range(1, renewal.largest_size(os.environ) + 1)
-        return any(self._source.step_size(size) % size for size in sizes)
+        return any(
+            one % size for size in sizes for one in self._source.step_sizes(size)
+        )
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
         """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""
-        own = tf.cast(samples, tf.float64) * tf.cast(self._size, tf.float64)
-        return own / self._source.step_size(1)
+        all_samples, size = tf.unstack(tf.cast(self._step_size, tf.float64))
+        return tf.cast(samples, tf.float64) * size / all_samples
 
 
 def _source_of_fit(model: keras.Model, start: int) -> Any:
@@ -183,9 +189,10 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
             }[name]
             raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
     validation = source_of(found.get("validation_data"))
-    if validation is not None and validation.is_per_rank:
+    if validation is not None and (validation.is_per_rank or validation.steps_vary):
+        kind = "per_rank_batch" if validation.is_per_rank else "BatchSchedule"
         raise ValueError(
-            "Expected validation data with a global_batch, got a per_rank_batch. Use "
+            f"Expected validation data with a global_batch, got a {kind}. Use "
             "tfdist.data.global_batches(..., global_batch=..., shuffle=False, "
             "drop_remainder=False)."
         )

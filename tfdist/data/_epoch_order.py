@@ -100,7 +100,7 @@ def positions(
         ...  .ravel().tolist() for r in range(2)] == whole.T.tolist()
         True
     """
-    rank, size = _rank_and_size(rank, size)
+    rank, size = rank_and_size(rank, size)
     total = check_int("total", total, 0)
     global_batch = check_int("global_batch", global_batch, 1)
     check_batch(total, global_batch, size)
@@ -114,62 +114,6 @@ def positions(
     order = epoch_order(total, seed=seed, epoch=epoch)
     rows = order[: steps * global_batch].reshape(steps, size, global_batch // size)
     return rows[first_step:, rank]
-
-
-def samples_of_step(
-    total: int,
-    *,
-    global_batch: int,
-    seed: int,
-    step: int,
-    rank: int | None = None,
-    size: int | None = None,
-) -> np.ndarray:
-    """Returns the positions of the samples that one rank uses in one step.
-
-    Steps are counted over all epochs: step t is step `t % steps` of epoch `t // steps`,
-    with `steps = total // global_batch`, and its samples are those of `positions`. Here
-    the ranks need not divide the global batch equally: their parts differ by at most
-    one sample, and the first ranks have the larger ones. If they differ, pass the
-    number of samples as `weight` to `tape.gradient`, so that all samples count equally.
-
-    Use it in a loop over `tfdist.elastic.State.steps`, where the number of ranks may
-    change from one step to the next: the samples of a step stay the same.
-
-    Args:
-        total: number of samples, at least `global_batch`.
-        global_batch: samples of all ranks in one step, at least `size`.
-        seed: the run's seed, 0..2**64 - 1.
-        step: number of the step, counted from 0 over all epochs.
-        rank: the rank that uses the samples; default `tfdist.rank()`.
-        size: number of ranks; default `tfdist.size()`.
-
-    Returns:
-        int64 array of shape `[global_batch // size]` or `[global_batch // size + 1]`.
-
-    Raises:
-        TypeError: an argument is not an integer.
-        ValueError: there are fewer samples than a global batch, or fewer samples in a
-            global batch than ranks, or an argument is out of range.
-
-    Example:
-        >>> from tfdist.data import samples_of_step
-        >>> [samples_of_step(7, global_batch=3, seed=1, step=2, rank=r, size=2).tolist()
-        ...  for r in range(2)]
-        [[0, 6], [5]]
-    """
-    rank, size = _rank_and_size(rank, size)
-    total = check_int("total", total, 0)
-    global_batch = check_int("global_batch", global_batch, 1)
-    if not size <= global_batch <= total:
-        raise ValueError(
-            f"Expected a global_batch of {size} (the number of ranks) to {total} (the "
-            f"number of samples), got {global_batch}."
-        )
-    epoch, first = divmod(check_int("step", step, 0), total // global_batch)
-    order = latest_order(total, check_int("seed", seed, 0), epoch)
-    own = order[first * global_batch : (first + 1) * global_batch]
-    return np.array_split(own, size)[rank]
 
 
 def step_at(total: int, *, position: int, batch: int) -> tuple[int, int, int]:
@@ -202,7 +146,7 @@ def step_at(total: int, *, position: int, batch: int) -> tuple[int, int, int]:
     return epoch, first, epoch * total + end
 
 
-def _rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
+def rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
     """Returns both, checked; those of this process where they are None."""
     rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
     size = runtime.size() if size is None else check_int("size", size, 1)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.core import runtime
 from tfdist.core.registry import WeakRegistry
 from tfdist.core.rendezvous import renewal
+from tfdist.data._batch_schedule import BatchSchedule, schedule_of
 from tfdist.data._dataset_checks import count_rows
 from tfdist.data._epoch_order import check_int, epoch_order
 from tfdist.data._records import Records
@@ -24,7 +25,7 @@ _sources: WeakRegistry[Source] = WeakRegistry()
 def global_batches(
     data: Any,
     *,
-    global_batch: int | None = None,
+    global_batch: int | BatchSchedule | None = None,
     per_rank_batch: int | None = None,
     shuffle: bool = True,
     seed: int = 0,
@@ -42,13 +43,16 @@ def global_batches(
     `per_rank_batch`, each rank uses that many samples in a step: with more ranks, an
     epoch has fewer steps. All ranks have the same number of steps.
 
-    Without the callback, each pass over the dataset is the next epoch.
+    Without the callback, each pass over the dataset is the next epoch. A
+    `BatchSchedule` needs the callback, in every job: Keras expects the same number of
+    steps in all epochs.
 
     Args:
         data: the samples: an array, or a tuple or dict of arrays, with the samples
             along the first axis; or `tfdist.data.Records`. Arrays are kept in memory
             as tensors.
-        global_batch: samples of all ranks in one step, at least the number of ranks.
+        global_batch: samples of all ranks in one step, at least the number of ranks; or
+            a `tfdist.data.BatchSchedule`, to use larger batches in later epochs.
         per_rank_batch: samples of one rank in one step. Exactly one of the two sizes
             has to be given.
         shuffle: whether every epoch has its own order; default True.
@@ -64,7 +68,8 @@ def global_batches(
     Returns:
         A dataset with one element for each step, of unknown batch size: for n samples
         `n // global_batch` elements, or `n // (per_rank_batch * size)`. In an elastic
-        job with `per_rank_batch`, `len` is the number of steps of a single rank.
+        job with `per_rank_batch`, `len` is the number of steps of a single rank; with a
+        `BatchSchedule`, that of an epoch with the smallest batch.
 
     Raises:
         TypeError: `data` is neither arrays nor `Records`, or an argument is not an
@@ -73,8 +78,8 @@ def global_batches(
             step; or arrays of different lengths; or `drop_remainder=False` with
             `per_rank_batch`; or an argument is out of range.
         tf.errors.InvalidArgumentError: when the dataset is iterated: the global batch
-            has fewer samples than there are ranks; or, with `per_rank_batch` in an
-            elastic job, `fit` has no `Elastic`.
+            has fewer samples than there are ranks; or, with a `BatchSchedule`, or with
+            `per_rank_batch` in an elastic job, `fit` has no `Elastic`.
 
     Example:
         >>> import numpy as np, tfdist
@@ -90,9 +95,10 @@ def global_batches(
             f"global_batch={global_batch!r} and per_rank_batch={per_rank_batch!r}."
         )
     if global_batch is not None:
-        batch = check_int("global_batch", global_batch, 1)
+        batch = schedule_of(global_batch)
     else:
-        batch = check_int("per_rank_batch", cast(int, per_rank_batch), 1)
+        own = check_int("per_rank_batch", cast(int, per_rank_batch), 1)
+        batch = schedule_of(own)
     source = Source(
         data,
         batch=batch,
@@ -118,16 +124,17 @@ class Source:
 
     Args:
         data: the samples.
-        batch: samples of all ranks, or of one, in a step.
+        batch: samples of all ranks, or of one, in a step of each epoch.
         is_per_rank: whether `batch` is the number for one rank.
         shuffle: see `global_batches`, as for the other arguments.
 
     Attributes:
         total: number of samples.
         is_per_rank: whether the number of ranks changes the samples of a step.
+        steps_vary: whether epochs may have different numbers of steps.
         drop_remainder: whether the remaining samples are left out.
-        most_steps: number of steps of an epoch on the smallest possible number of
-            ranks.
+        most_steps: number of steps of an epoch with the smallest batch on the smallest
+            possible number of ranks.
         dataset: the batches of the current ranks, from the current position.
     """
 
@@ -135,7 +142,7 @@ class Source:
         self,
         data: Any,
         *,
-        batch: int,
+        batch: BatchSchedule,
         is_per_rank: bool,
         shuffle: bool,
         seed: int,
@@ -154,10 +161,11 @@ class Source:
             self.total = count_rows(data, "arrays, or tfdist.data.Records,")
             tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
             read = _reader(tensors)
-        self._ranks_may_change = is_per_rank and renewal.is_elastic(os.environ)
-        least = 1 if self._ranks_may_change or not is_per_rank else runtime.size()
-        self._check_sizes()
-        self.most_steps = self.steps_left(0, least)
+        ranks_may_change = is_per_rank and renewal.is_elastic(os.environ)
+        self.steps_vary = ranks_may_change or len(batch.batches) > 1
+        self._check_sizes(ranks_may_change)
+        least = 1 if ranks_may_change or not is_per_rank else runtime.size()
+        self.most_steps = max(self.steps_left(e, 0, least) for e in batch.batches)
         self._next_epoch: Iterator[int] = itertools.count()
         self._position: tuple[int, int] | None = None
         rows = tf.data.Dataset.from_generator(
@@ -165,18 +173,32 @@ class Source:
         )
         self.dataset = _mapped(rows, read, map_fn).prefetch(tf.data.AUTOTUNE)
 
-    def step_size(self, size: int) -> int:
+    def step_size(self, epoch: int, size: int) -> int:
         """Returns the number of samples of a step on `size` ranks together."""
-        return self._batch * size if self.is_per_rank else self._batch
+        batch = self._batch.batch_of(epoch)
+        return batch * size if self.is_per_rank else batch
 
-    def steps_left(self, samples: int, size: int) -> int:
+    def step_sizes(self, size: int) -> list[int]:
+        """Returns the numbers of samples that the steps of all epochs have."""
+        return [self.step_size(epoch, size) for epoch in self._batch.batches]
+
+    def steps_left(self, epoch: int, samples: int, size: int) -> int:
         """Returns the number of steps of an epoch, on `size` ranks, after `samples`."""
-        return (self.total - samples) // self.step_size(size)
+        return (self.total - samples) // self.step_size(epoch, size)
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a step, counted over all epochs, and its number there.
+
+        For sizes that do not depend on the number of ranks.
+        """
+        return self._batch.place_of(step, total=self.total)
 
     def describe(self) -> str:
         """Describes what has to be equal on all ranks."""
         each = " each" if self.is_per_rank else ""
-        return f"{self.total} samples in steps of {self._batch}{each}"
+        batches = self._batch.batches
+        sizes = batches[0] if len(batches) == 1 else f"{batches} by epoch"
+        return f"{self.total} samples in steps of {sizes}{each}"
 
     def seek(self, epoch: int, samples: int = 0) -> None:
         """Sets the position from which the next iterations begin.
@@ -187,21 +209,23 @@ class Source:
         """
         self._position = (epoch, samples)
 
-    def _check_sizes(self) -> None:
-        if self.is_per_rank and not self.drop_remainder:
+    def _check_sizes(self, ranks_may_change: bool) -> None:
+        if not self.is_per_rank:
+            self._batch.check_total(self.total)
+            return
+        batch = self._batch.batches[0]
+        if not self.drop_remainder:
             raise ValueError(
                 "Expected global_batch with drop_remainder=False, got per_rank_batch="
-                f"{self._batch}. For validation, use a global_batch."
+                f"{batch}. For validation, use a global_batch."
             )
-        if self._ranks_may_change:
+        if ranks_may_change:
             most = renewal.largest_size(os.environ)
         else:
-            most = runtime.size() if self.is_per_rank else 1
-        if self.total >= self.step_size(most):
+            most = runtime.size()
+        if self.total >= batch * most:
             return
-        named = f"a global_batch of {self._batch}"
-        if self.is_per_rank:
-            named = f"a per_rank_batch of {self._batch} and up to {most} ranks"
+        named = f"a per_rank_batch of {batch} and up to {most} ranks"
         raise ValueError(
             f"Expected enough samples for one step, got {self.total} samples for "
             f"{named}."
@@ -209,15 +233,20 @@ class Source:
 
     def _rows(self) -> Iterator[np.ndarray]:
         """Yields the positions of this rank's samples, step by step."""
-        if self._ranks_may_change and self._position is None:
+        if self.steps_vary and self._position is None:
+            needs = "Data with a BatchSchedule need tfdist.callbacks.Elastic"
+            if self.is_per_rank:
+                needs = (
+                    "A job started with --min-np needs tfdist.callbacks.Elastic for "
+                    "data with per_rank_batch"
+                )
             raise ValueError(
-                "A job started with --min-np needs tfdist.callbacks.Elastic for data "
-                "with per_rank_batch: pass the data to fit, and Elastic() in "
-                "callbacks, or use a global_batch."
+                f"{needs}: pass the data to fit, and Elastic() in callbacks, or use a "
+                "global_batch that is a number."
             )
         epoch, samples = self._position or (next(self._next_epoch), 0)
         rank, size = runtime.rank(), runtime.size()
-        batch = self.step_size(size)
+        batch = self.step_size(epoch, size)
         if size > batch:
             raise ValueError(
                 f"Expected a global_batch of at least {size}, the number of ranks, got "
@@ -226,7 +255,7 @@ class Source:
         order = np.arange(self.total)
         if self._shuffle:
             order = epoch_order(self.total, seed=self._seed, epoch=epoch)
-        left = self.steps_left(samples, size)
+        left = self.steps_left(epoch, samples, size)
         for step in range(left):
             first = samples + step * batch
             end = first + batch
