@@ -3,12 +3,13 @@
 python recipes/reproductions/linear_scaling.py
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import keras
 import study
-from study import Check, Study
-from training import PER_RANK, Setting
+from study import Check, Study, at_least, at_most
+from training import PER_RANK, Setting, simulate, train_on_ranks
 
 from tfdist.optimizers import MomentumSGD, scaled_rate
 
@@ -26,18 +27,20 @@ def setting(ranks: int, rate: float) -> Setting:
     return Setting(ranks, EPOCHS, sgd(rate), normalized=False)
 
 
-def judge(accuracy: Mapping[str, float]) -> list[Check]:
+def judge(
+    accuracy: Mapping[str, float], on_ranks: Mapping[str, float] | None
+) -> list[Check]:
     """Compares the accuracies with the mark."""
     gap = accuracy[SMALL] - accuracy[SAME]
-    closed = (accuracy[SCALED] - accuracy[SAME]) / gap if gap > 0 else 0.0
-    return [
-        Check("the same rate loses at least 5 points", f"{100 * gap:.1f}", gap >= 0.05),
-        Check(
-            "the scaled rate wins back at least 50 % of them",
-            f"{100 * closed:.0f} %",
-            closed >= 0.5,
-        ),
+    closed = 100 * (accuracy[SCALED] - accuracy[SAME]) / gap if gap > 0 else 0.0
+    checks = [
+        at_least("loss with the same rate", gap, 5, " points"),
+        at_least("part of it that the scaled rate wins back", closed, 50, " %"),
     ]
+    if on_ranks is not None:
+        below = accuracy[SCALED] - on_ranks["accuracy"]
+        checks.append(at_most("real ranks below simulated ones", below, 2, " points"))
+    return checks
 
 
 LARGE_RATE = scaled_rate(RATE, global_batch=RANKS * PER_RANK, base_batch=PER_RANK)
@@ -54,13 +57,14 @@ STUDY = Study(
         f" rate {RATE} for a batch of {PER_RANK}, {LARGE_RATE:.2f} for "
         f"{RANKS * PER_RANK}"
     ),
-    settings={
-        SMALL: setting(1, RATE),
-        SAME: setting(RANKS, RATE),
-        SCALED: setting(RANKS, LARGE_RATE),
+    runs={
+        SMALL: functools.partial(simulate, setting(1, RATE)),
+        SAME: functools.partial(simulate, setting(RANKS, RATE)),
+        SCALED: functools.partial(simulate, setting(RANKS, LARGE_RATE)),
     },
     judge=judge,
-    confirmed=SCALED,
+    ranks=RANKS,
+    on_ranks=lambda: {"accuracy": train_on_ranks(setting(RANKS, LARGE_RATE))},
 )
 
 if __name__ == "__main__":

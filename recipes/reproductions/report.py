@@ -25,10 +25,10 @@ def page(results: Sequence[tuple[Study, Result]]) -> str:
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>tfdist: reproductions</title><style>{STYLE}</style></head><body>",
         "<h1>Published claims about large batches, reproduced</h1>",
-        "<p>Accuracies are percentages of the test digits after the last epoch: means "
-        "of all seeds, with 95&nbsp;% confidence intervals (Student's t). Ranks are "
-        "simulated in one process; one training of each study is repeated with real "
-        "ranks.</p>",
+        "<p>The tables have the values at the end of a run, for example after the last "
+        "epoch: means of all seeds, with 95&nbsp;% confidence intervals (Student's t). "
+        "In these runs, one process simulates all ranks; a part of each study is "
+        "repeated with real ranks.</p>",
         *(_section(study, result) for study, result in results),
         "</body></html>",
     ]
@@ -37,13 +37,11 @@ def page(results: Sequence[tuple[Study, Result]]) -> str:
 
 def _section(study: Study, result: Result) -> str:
     rows = [
-        (label, len(result.curves[label]), found)
-        for label, found in last_of(result.curves).items()
+        (name, str(len(result.curves[name])), str(found))
+        for name, found in last_of(result.curves).items()
     ]
-    if result.on_ranks is not None:
-        rows.append(
-            (f"{study.confirmed}, real ranks", 1, interval(result.on_ranks[-1:]))
-        )
+    for name, number in (result.on_ranks or {}).items():
+        rows.append((f"{study.ranks} real ranks: {name}", "1", f"{number:.4g}"))
     checks = [
         f"<tr class='{'holds' if holds else 'fails'}'><td>{_text(text)}</td>"
         f"<td>{_text(found)}</td><td>{'holds' if holds else 'does not hold'}</td></tr>"
@@ -54,35 +52,34 @@ def _section(study: Study, result: Result) -> str:
             f"<h2>{_text(study.title)}</h2><p>{_text(study.claim)}</p>",
             f"<p>Source: {_text(study.source)}. Workload: {_text(study.workload)}. "
             f"Hash of the code: {code_hash(study)}.</p>",
-            "<table><tr><th>training</th><th>seeds</th><th>accuracy, %</th></tr>",
+            f"<table><tr><th></th><th>seeds</th><th>{_text(study.values)}</th></tr>",
             *(
-                f"<tr><td>{_text(label)}</td><td>{count}</td><td>{found}</td></tr>"
-                for label, count, found in rows
+                f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
+                for row in rows
             ),
             "</table><table><tr><th>mark</th><th>found</th><th></th></tr>",
             *checks,
-            f"</table><img alt='accuracy by epoch' src='{_picture(result.curves)}'>",
+            f"</table><img alt='{_text(study.values)} by {_text(study.order)}' "
+            f"src='{_picture(study, result.curves)}'>",
         ]
     )
 
 
-def _picture(curves: Curves) -> str:
-    """Returns a picture of the accuracies by epoch, as a data URL."""
+def _picture(study: Study, curves: Curves) -> str:
+    """Returns a picture of the values in their order, as a data URL."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
-    for label, seeds in curves.items():
+    for name, seeds in curves.items():
         found = [interval(values) for values in zip(*seeds, strict=True)]
-        epochs = range(1, len(found) + 1)
-        means = [100 * one.mean for one in found]
-        halves = [100 * (one.half or 0) for one in found]
-        axes.plot(epochs, means, label=label)
-        axes.fill_between(
-            epochs,
-            [max(m - h, 0) for m, h in zip(means, halves, strict=True)],
-            [min(m + h, 100) for m, h in zip(means, halves, strict=True)],
-            alpha=0.2,
-        )
-    axes.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(0, 100))
-    axes.legend(loc="lower right")
+        places = range(1, len(found) + 1)
+        low = [one.mean - (one.half or 0) for one in found]
+        high = [one.mean + (one.half or 0) for one in found]
+        marker = "o" if len(found) == 1 else ""
+        axes.plot(places, [one.mean for one in found], marker=marker, label=name)
+        axes.fill_between(places, low, high, alpha=0.2)
+    axes.set(xlabel=study.order, ylabel=study.values)
+    if study.values.endswith("%"):
+        axes.set(ylim=(0, 100))
+    axes.legend()
     figure.tight_layout()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)

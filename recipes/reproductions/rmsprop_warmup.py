@@ -3,12 +3,13 @@
 python recipes/reproductions/rmsprop_warmup.py
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import keras
 import study
-from study import Check, Study
-from training import PER_RANK, Setting, rates
+from study import Check, Study, at_least
+from training import PER_RANK, Setting, rates, simulate, train_on_ranks
 
 from tfdist.optimizers import MomentumSGD, RMSpropWarmup, scaled_rate
 
@@ -42,19 +43,24 @@ def with_rmsprop_warmup(steps_per_epoch: int) -> keras.optimizers.Optimizer:
     )
 
 
-def judge(accuracy: Mapping[str, float]) -> list[Check]:
+def setting(optimizer: Callable[[int], keras.optimizers.Optimizer]) -> Setting:
+    """Returns a training with an optimizer, which depends on the number of steps."""
+    return Setting(RANKS, EPOCHS, optimizer, normalized=True)
+
+
+def judge(
+    accuracy: Mapping[str, float], on_ranks: Mapping[str, float] | None
+) -> list[Check]:
     """Compares the accuracies with the mark."""
-    rmsprop, ahead = accuracy[RMSPROP], accuracy[RMSPROP] - accuracy[LINEAR]
-    return [
-        Check(
-            "at least 95 with RMSprop warm-up", f"{100 * rmsprop:.1f}", rmsprop >= 0.95
-        ),
-        Check(
-            "at least 10 points above a linear warm-up",
-            f"{100 * ahead:.1f}",
-            ahead >= 0.1,
-        ),
+    ahead = accuracy[RMSPROP] - accuracy[LINEAR]
+    checks = [
+        at_least("with RMSprop warm-up", accuracy[RMSPROP], 95),
+        at_least("above a linear warm-up", ahead, 10, " points"),
     ]
+    if on_ranks is not None:
+        found = on_ranks["accuracy"]
+        checks.append(at_least("with RMSprop warm-up, real ranks", found, 95))
+    return checks
 
 
 STUDY = Study(
@@ -71,12 +77,13 @@ STUDY = Study(
         f"rate {RATE:.1f}; linear warm-up of {WARMUP_EPOCHS} epochs, or RMSprop with "
         f"rate 3e-3, center {CENTER_EPOCHS} and period {PERIOD_EPOCHS} epochs"
     ),
-    settings={
-        LINEAR: Setting(RANKS, EPOCHS, with_linear_warmup, normalized=True),
-        RMSPROP: Setting(RANKS, EPOCHS, with_rmsprop_warmup, normalized=True),
+    runs={
+        LINEAR: functools.partial(simulate, setting(with_linear_warmup)),
+        RMSPROP: functools.partial(simulate, setting(with_rmsprop_warmup)),
     },
     judge=judge,
-    confirmed=RMSPROP,
+    ranks=RANKS,
+    on_ranks=lambda: {"accuracy": train_on_ranks(setting(with_rmsprop_warmup))},
 )
 
 if __name__ == "__main__":

@@ -7,13 +7,27 @@ What has been run with the same code is not run again.
 
 import argparse
 
+import batch_statistics
+import gradient_variance
+import half_precision
 import linear_scaling
+import loss_scaling
 import report
 import rmsprop_warmup
 import study
+import unequal_batches
 import warmup
 
-STUDIES = (linear_scaling.STUDY, warmup.STUDY, rmsprop_warmup.STUDY)
+STUDIES = (
+    gradient_variance.STUDY,
+    linear_scaling.STUDY,
+    warmup.STUDY,
+    rmsprop_warmup.STUDY,
+    batch_statistics.STUDY,
+    unequal_batches.STUDY,
+    half_precision.STUDY,
+    loss_scaling.STUDY,
+)
 
 
 def main() -> None:

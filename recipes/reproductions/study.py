@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import training
-from training import Setting
-
 import tfdist
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "reproductions"
 SEEDS = 5
 RANKS_TIMEOUT_S = 1800
+_FOUND = "found: "  # what rank 0 has found follows
 # 97.5 % quantiles of Student's t distribution, by the number of values.
 _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-Curves = Mapping[str, Sequence[Sequence[float]]]  # by setting: of each seed, each epoch
+Curves = Mapping[str, Sequence[Sequence[float]]]  # by name: of each seed, the values
 
 
 class Interval(NamedTuple):
@@ -34,8 +32,8 @@ class Interval(NamedTuple):
 
     def __str__(self) -> str:
         if self.half is None:
-            return f"{100 * self.mean:.1f}"
-        return f"{100 * self.mean:.1f} ± {100 * self.half:.1f}"
+            return f"{self.mean:.4g}"
+        return f"{self.mean:.4g} ± {self.half:.2g}"
 
 
 class Check(NamedTuple):
@@ -56,9 +54,15 @@ class Study:
         claim: the claim.
         source: where it was published.
         workload: network, data, and numbers.
-        settings: the trainings, by a short description.
-        judge: function that compares the mean accuracies, by setting, with the mark.
-        confirmed: the setting that is repeated with real ranks.
+        runs: by name, functions of a seed that return values in their order, for
+            example the accuracy of each epoch.
+        judge: function that compares with the mark. It gets the means of the last
+            values, by the name of the run, and what `on_ranks` has returned, or None.
+        ranks: number of real ranks.
+        on_ranks: function that all ranks of a job call, after `tfdist.init()`; the
+            numbers that rank 0 returns, by name, are kept.
+        values: what the values are, with their unit.
+        order: what the values follow each other by.
     """
 
     name: str
@@ -66,23 +70,25 @@ class Study:
     claim: str
     source: str
     workload: str
-    settings: Mapping[str, Setting]
-    judge: Callable[[Mapping[str, float]], list[Check]]
-    confirmed: str
+    runs: Mapping[str, Callable[[int], list[float]]]
+    judge: Callable[[Mapping[str, float], Mapping[str, float] | None], list[Check]]
+    ranks: int
+    on_ranks: Callable[[], dict[str, float]]
+    values: str = "test accuracy, %"
+    order: str = "epoch"
 
 
 @dataclasses.dataclass
 class Result:
-    """The accuracies of a study.
+    """The values of a study.
 
     Attributes:
-        curves: test accuracies with simulated ranks.
-        on_ranks: those of the confirmed setting with real ranks, of the first seed;
-            None if it was not run.
+        curves: by the name of the run, the values of each seed.
+        on_ranks: the numbers that were found with real ranks; None if it was not run.
     """
 
     curves: dict[str, list[list[float]]]
-    on_ranks: list[float] | None
+    on_ranks: dict[str, float] | None
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -95,25 +101,26 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def last_of(curves: Curves) -> dict[str, Interval]:
-    """Returns the accuracy after the last epoch, by setting."""
+    """Returns the last value, by the name of the run."""
     return {
-        setting: interval([curve[-1] for curve in seeds])
-        for setting, seeds in curves.items()
+        name: interval([curve[-1] for curve in seeds]) for name, seeds in curves.items()
     }
 
 
 def checks_of(study: Study, result: Result) -> list[Check]:
     """Returns all parts of the mark of a study, for its result."""
-    found = study.judge({s: one.mean for s, one in last_of(result.curves).items()})
-    if result.on_ranks is not None:
-        lowest = min(curve[-1] for curve in result.curves[study.confirmed])
-        accuracy = result.on_ranks[-1]
-        text = (
-            f"{study.confirmed}, on real ranks: at most 2 points below the simulated "
-            f"ones ({100 * lowest:.1f} or more)"
-        )
-        found.append(Check(text, f"{100 * accuracy:.1f}", accuracy >= lowest - 0.02))
-    return found
+    means = {name: one.mean for name, one in last_of(result.curves).items()}
+    return study.judge(means, result.on_ranks)
+
+
+def at_least(text: str, value: float, bound: float, unit: str = "") -> Check:
+    """Returns whether a value is at least a bound."""
+    return Check(f"{text}: at least {bound:g}{unit}", f"{value:.4g}", value >= bound)
+
+
+def at_most(text: str, value: float, bound: float, unit: str = "") -> Check:
+    """Returns whether a value is at most a bound."""
+    return Check(f"{text}: at most {bound:g}{unit}", f"{value:.4g}", value <= bound)
 
 
 def code_hash(study: Study) -> str:
@@ -147,18 +154,17 @@ def run(
     """
     file = folder / f"{study.name}.json"
     known = _read(file, code_hash(study))
-    for label, setting in study.settings.items():
-        curves = known["curves"].setdefault(label, [])
+    for name, function in study.runs.items():
+        curves = known["curves"].setdefault(name, [])
         for seed in range(len(curves), seeds):
-            curves.append(training.simulate(setting, seed))
+            curves.append(function(seed))
             _write(file, known)
-            say(f"{study.name}: {label}, seed {seed}: {100 * curves[-1][-1]:.1f} %")
+            say(f"{study.name}: {name}, seed {seed}: {curves[-1][-1]:.4g}")
     if with_ranks and known["on_ranks"] is None:
         known["on_ranks"] = _launch(study)
         _write(file, known)
-        accuracy = 100 * known["on_ranks"][-1]
-        say(f"{study.name}: {study.confirmed}, real ranks: {accuracy:.1f} %")
-    curves = {label: known["curves"][label][:seeds] for label in study.settings}
+        say(f"{study.name}: {study.ranks} real ranks: {known['on_ranks']}")
+    curves = {name: known["curves"][name][:seeds] for name in study.runs}
     return Result(curves, known["on_ranks"] if with_ranks else None)
 
 
@@ -179,29 +185,25 @@ def _write(file: Path, known: dict[str, Any]) -> None:
     new.replace(file)
 
 
-def _launch(study: Study) -> list[float]:
-    """Runs a job of real ranks; returns the test accuracy of each epoch.
+def _launch(study: Study) -> dict[str, float]:
+    """Runs a job of real ranks; returns what its rank 0 has found.
 
     Raises:
         RuntimeError: the job failed.
     """
-    ranks = study.settings[study.confirmed].ranks
     script = Path(__file__).with_name(f"{study.name}.py")
-    launcher = Path(sys.executable).with_name("tfdistrun")
+    launcher = [str(Path(sys.executable).with_name("tfdistrun")), "-np"]
     done = subprocess.run(
-        [
-            *(str(launcher), "-np", str(ranks), sys.executable, str(script)),
-            "--on-ranks",
-        ],
+        [*launcher, str(study.ranks), sys.executable, str(script), "--on-ranks"],
         capture_output=True,
         text=True,
         timeout=RANKS_TIMEOUT_S,
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{study.name} failed on {ranks} ranks:\n{done.stderr}")
-    [line] = [one for one in done.stdout.splitlines() if "accuracies:" in one]
-    return json.loads(line.partition("accuracies:")[2])
+        raise RuntimeError(f"{study.name} failed on {study.ranks} ranks: {done.stderr}")
+    [line] = [one for one in done.stdout.splitlines() if _FOUND in one]
+    return json.loads(line.partition(_FOUND)[2])
 
 
 def main(study: Study) -> None:
@@ -214,22 +216,22 @@ def main(study: Study) -> None:
     flags = parser.parse_args()
     if flags.on_ranks:
         tfdist.init()
-        curve = training.train_on_ranks(study.settings[study.confirmed], seed=0)
+        found = study.on_ranks()
         if tfdist.rank() == 0:
-            print(f"accuracies: {json.dumps(curve)}", flush=True)
+            print(f"{_FOUND}{json.dumps(found)}", flush=True)
         return
-    if flags.quick:
-        result = run(study, seeds=1, with_ranks=False)
-    else:
-        result = run(study)
-    print(as_text(study, result))
+    seeds = 1 if flags.quick else SEEDS
+    print(as_text(study, run(study, seeds=seeds, with_ranks=not flags.quick)))
 
 
 def as_text(study: Study, result: Result) -> str:
     """Returns the result of a study as lines of text."""
-    lines = [f"{study.title}: {study.claim}", f"Workload: {study.workload}"]
-    for label, accuracy in last_of(result.curves).items():
-        lines.append(f"  {label:40} {accuracy} %")
+    lines = [f"{study.title}: {study.claim}", f"Workload: {study.workload}."]
+    lines += [f"{study.values}:"]
+    for name, found in last_of(result.curves).items():
+        lines.append(f"  {name:40} {found}")
+    for name, number in (result.on_ranks or {}).items():
+        lines.append(f"  {study.ranks} real ranks, {name}: {number:.4g}")
     for check in checks_of(study, result):
         verdict = "holds" if check.holds else "DOES NOT HOLD"
         lines.append(f"  {check.text}: {check.found}: {verdict}")

@@ -1,0 +1,134 @@
+"""Moving statistics have to be combined over the ranks, by the law of total variance.
+
+python recipes/reproductions/batch_statistics.py
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import digits
+import keras
+import networks
+import numpy as np
+import study
+import tensorflow as tf
+from study import Check, Study, at_least, at_most
+from training import PER_RANK
+
+import tfdist
+from tfdist.optimizers import MomentumSGD
+
+RANKS, EPOCHS, RATE = 11, 14, 0.1
+COMBINED, FIRST = "statistics of all ranks", "statistics of rank 0"
+
+
+def shards(seed: int, epoch: int) -> np.ndarray:
+    """Returns the samples of each rank in an epoch, of shape [ranks, samples].
+
+    The data are sorted by label and cut, so that a rank has one or two of the classes.
+    """
+    by_label = np.argsort(digits.load().train[1], kind="stable")
+    order = np.random.default_rng([seed, epoch])
+    return order.permuted(by_label.reshape(RANKS, -1), axis=1)
+
+
+@functools.cache
+def accuracies(seed: int) -> dict[str, list[float]]:
+    """Trains once; returns the accuracies with each kind of statistics."""
+    keras.utils.set_random_seed(seed)
+    data, model = digits.load(), networks.normalized(RANKS)
+    optimizer = MomentumSGD(RATE, weight_decay=1e-4)
+    optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    def accuracy() -> float:
+        found = np.argmax(model(data.test[0], training=False).numpy(), axis=1)
+        return 100 * float(np.mean(found == data.test[1]))
+
+    kind = networks.GroupedBatchNormalization
+    moving = [
+        variable
+        for layer in model.layers
+        if isinstance(layer, kind)
+        for variable in (layer.means, layer.variances)
+    ]
+    curves: dict[str, list[float]] = {COMBINED: [], FIRST: []}
+    for epoch in range(EPOCHS):
+        parts = shards(seed, epoch)
+        for begin in range(0, parts.shape[1], PER_RANK):
+            rows = parts[:, begin : begin + PER_RANK].reshape(-1)
+            train_step(
+                tf.constant(data.train[0][rows]), tf.constant(data.train[1][rows])
+            )
+        curves[COMBINED].append(accuracy())
+        kept = [variable.numpy() for variable in moving]
+        for variable, values in zip(moving, kept, strict=True):
+            variable.assign(np.broadcast_to(values[:1], values.shape))
+        curves[FIRST].append(accuracy())
+        for variable, values in zip(moving, kept, strict=True):
+            variable.assign(values)
+    return curves
+
+
+def run_of(name: str) -> Callable[[int], list[float]]:
+    """Returns a run with one kind of statistics."""
+    return lambda seed: accuracies(seed)[name]
+
+
+def on_ranks() -> dict[str, float]:
+    """Compares combined statistics with those of all data, for values of each rank."""
+    layer = keras.layers.BatchNormalization(momentum=0.0)
+    model = keras.Sequential([keras.Input((digits.PIXELS,)), layer])
+    images = digits.load().train[0][shards(0, 0)]
+    model(images[tfdist.rank()], training=True)  # moving statistics: of its samples
+    tfdist.layers.combine_moving_statistics(model)
+    whole = images.reshape(-1, digits.PIXELS)
+    pairs = ((layer.moving_mean, whole.mean(0)), (layer.moving_variance, whole.var(0)))
+    own = max(float(np.abs(found.numpy() - right).max()) for found, right in pairs)
+    # A hash of the bits would do, but numbers are what is kept.
+    means = tfdist.allgather(layer.moving_mean.value[None]).numpy()
+    return {
+        "error of the combined statistics": own,
+        "difference between the ranks": float(np.ptp(means, axis=0).max()),
+    }
+
+
+def judge(
+    accuracy: Mapping[str, float], on_ranks: Mapping[str, float] | None
+) -> list[Check]:
+    """Compares the accuracies and the statistics with the marks."""
+    ahead = accuracy[COMBINED] - accuracy[FIRST]
+    checks = [at_least("above the statistics of rank 0", ahead, 3, " points")]
+    if on_ranks is not None:
+        checks += [at_most(name, found, 1e-5) for name, found in on_ranks.items()]
+    return checks
+
+
+STUDY = Study(
+    name="batch_statistics",
+    title="Statistics of batch normalization",
+    claim=(
+        "If the ranks have different data, the statistics of one rank do not fit the "
+        "model; those of all ranks, combined by the law of total variance, do"
+    ),
+    source="Akiba et al. 2017, section 3 (arXiv:1711.04325)",
+    workload=(
+        "digits sorted by label, 5 hidden layers of 96 units, batch normalization over "
+        f"the {PER_RANK} samples of each of {RANKS} ranks, SGD with momentum 0.9, rate "
+        f"{RATE} and weight decay 1e-4, {EPOCHS} epochs"
+    ),
+    runs={COMBINED: run_of(COMBINED), FIRST: run_of(FIRST)},
+    judge=judge,
+    ranks=RANKS,
+    on_ranks=on_ranks,
+)
+
+if __name__ == "__main__":
+    study.main(STUDY)
