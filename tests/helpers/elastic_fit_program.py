@@ -108,11 +108,13 @@ def check(folder, epochs, *, every_step=True):
             first = places.index(own[0])
             whole = places[first : first + len(own)]
             assert own == whole, f"member {member} left out or repeated a step"
-            sizes = [(s["size_before"], s["size"]) for s in steps if s["tries"] == 1]
-            wrong = [(a, b) for a, b in sizes if a not in (None, b)]
-            assert not wrong, (
-                f"ranks changed between the first hook and a step: {wrong}"
-            )
+    sizes = {}  # that the first hook of a step saw, and those who ran it
+    for member, steps in steps_of(folder).items():
+        for step in (one for one in steps if one["size_before"] is not None):
+            place = sizes.setdefault((step["epoch"], step["step"]), {})
+            place.setdefault(step["size_before"], []).append(member)
+    wrong = {place: found for place, found in sizes.items() if len(found) > 1}
+    assert not wrong, f"the first hook of a step saw several numbers of ranks: {wrong}"
     histories = [json.loads(f.read_text()) for f in folder.glob("history-*.json")]
     assert histories and all(one == histories[0] for one in histories), "histories"
     found = np.array(histories[0]["mae"])

@@ -178,6 +178,78 @@ def test_a_batch_that_grows_is_continued_at_the_exact_step(tmp_path):
         assert history["loss"][-1] == whole[1]["loss"][-1]
 
 
+def _grown_in_parts():
+    """Several steps in an execution; and epochs 2 and 3 alone."""
+    whole, _, seen = _grown(compiled={"steps_per_execution": 3})
+    _, history, late = _grown(initial_epoch=2)
+    return whole, seen, late, len(history["loss"])
+
+
+def test_executions_and_first_epochs_fit_a_batch_that_grows():
+    [[expected, _]] = run_ranks(_grown_by_hand, 1)
+    for weights, seen, late, epochs in run_ranks(_grown_in_parts, 2):
+        # Keras counts the last execution of an epoch as a whole one.
+        assert seen == [[4, 2, 5], *[[2, 2]] * 3]
+        assert late == [[2, 0, 1]] * 2 and epochs == 2
+        for a, b in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+def _interrupted():
+    """A `fit` ends in its second epoch; two others follow, with the same model."""
+    x = np.arange(24.0).reshape(-1, 1)
+    growing = tfdist.data.BatchSchedule({0: 4, 1: 8})
+    train = tfdist.data.global_batches((x, x), global_batch=growing, seed=1)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+
+    def stop(batch, logs):
+        if steps[-1][0] == 1 and batch == 1:
+            raise _InterruptedError
+
+    def fit(*callbacks):
+        steps.clear()
+        watch = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: steps.append([epoch]),
+            on_train_batch_begin=lambda batch, logs: steps[-1].append(batch),
+        )
+        history = model.fit(train, epochs=2, verbose=0, callbacks=[watch, *callbacks])
+        return steps, history.history["loss"]
+
+    steps = []
+    _, losses = fit(tfdist.callbacks.Elastic())
+    stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    with pytest.raises(_InterruptedError):
+        fit(tfdist.callbacks.Elastic(), stops)
+    again, same = fit(tfdist.callbacks.Elastic())
+    assert again == [[0, *range(6)], [1, *range(3)]] and same == losses
+    with pytest.raises(_InterruptedError):
+        fit(tfdist.callbacks.Elastic(), stops)
+    plain = model.fit(x, x, epochs=1, batch_size=8, verbose=0)
+    assert len(plain.history["loss"]) == 1 and model.evaluate(x, x, verbose=0) > 0
+    with pytest.raises(Exception, match="BatchSchedule need"):
+        next(iter(train))  # the position is forgotten
+    return True
+
+
+def test_after_an_error_the_next_fit_is_right():
+    assert run_ranks(_interrupted, 2) == [True, True]
+
+
+def _other_data():
+    with pytest.raises(tfdist.MismatchError, match="Elastic"):
+        _fit(global_batch=5 + tfdist.rank())
+    return True
+
+
+def test_sizes_that_differ_between_the_ranks_are_refused():
+    assert run_ranks(_other_data, 2) == [True, True]
+
+
 def _wrong_starts():
     with pytest.raises(ValueError, match=r"multiple of steps_per_execution=2.*got 5"):
         _fit(start=5, compiled={"steps_per_execution": 2})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -61,8 +63,8 @@ class ElasticFit(keras.callbacks.Callback):
     It replaces the train function, the method that validates, and the methods of the
     list that call the hooks. What needs the other ranks (a step, a validation, a hook
     with collective operations) is counted when it is complete on all ranks, so that the
-    ranks know after a loss where each of them was. Ranks join and leave before the
-    first hook of a step.
+    ranks know after a loss where each of them was. Ranks join and leave before a
+    step, after its first hook: a rank that has run the hook does not run it again.
 
     In a job that is not elastic, it only leaves out the steps of an earlier job, and
     those that the larger batches of a `BatchSchedule` do not need.
@@ -86,6 +88,7 @@ class ElasticFit(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._list = callbacks
+        self._is_installed = False
         self._source = source
         self._step_size = step_size
         self._start = start
@@ -131,12 +134,15 @@ class ElasticFit(keras.callbacks.Callback):
                 self._generations.begin()
         elif self._state.start == 0 and not self._source.steps_vary:
             return
-        self.model.train_function = self._train
+        self._is_installed = True
+        self._installed = self._undone(self._train)
+        self.model.train_function = self._installed
         self._evaluate_alone = self.model.evaluate
         # Keras would track the attribute.
         object.__setattr__(self.model, "evaluate", self._evaluate)
         for hook in _HOOKS:
-            setattr(self._list, hook, ReplacedHook(hook, self.call_hook))
+            replaced = ReplacedHook(hook, self._undone(self.call_hook))
+            setattr(self._list, hook, replaced)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until the other ranks have come here."""
@@ -173,10 +179,14 @@ class ElasticFit(keras.callbacks.Callback):
             self._starts_at = place_of_hook("on_train_batch_begin", epoch, step, 0)
 
     def _finish(self) -> None:
-        """Undoes the changes to the model and the list."""
+        """Undoes the changes to the model and the list; also after an error."""
+        if not self._is_installed:
+            return
+        self._is_installed = False
+        self._source.release()
         self._generations.end()
         restore_train_function(self.model)
-        if self.model.train_function == self._train:  # else it was removed
+        if self.model.train_function == self._installed:  # else it was removed
             # A later fit has steps without an exchange of the metrics.
             own = None if self._generations.is_elastic else self._function
             self.model.train_function = own
@@ -184,7 +194,21 @@ class ElasticFit(keras.callbacks.Callback):
         for hook in _HOOKS:
             delattr(self._list, hook)
         self.model._initial_epoch = 0
-        self._generations.raise_late_signal()
+
+    def _undone(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method that undoes the changes when an error ends the `fit`."""
+
+        @functools.wraps(method)
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                return method(*arguments, **options)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise  # Keras ends the epoch
+            except BaseException:
+                self._finish()
+                raise
+
+        return call
 
     def _rehearse(self) -> None:
         """Runs one step alone, so that nobody waits while it is traced."""
@@ -217,6 +241,9 @@ class ElasticFit(keras.callbacks.Callback):
             state.position = self._position_after()
             return self._step_logs
         state.save()
+        if self._generations.ends_after_commit():  # ranks join or leave
+            self._recover(place)
+            state.save()
         before = state.completed
         while True:
             try:
@@ -297,9 +324,13 @@ class ElasticFit(keras.callbacks.Callback):
     # ---- validation ----
 
     def _evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Runs a validation, as the method `evaluate` of the model."""
+        """Runs an evaluation, as the method `evaluate` of the model."""
         if not options.get("_use_cached_eval_dataset"):  # not by `fit`
             return self._evaluate_alone(*arguments, **options)
+        return self._undone(self._validate)(*arguments, **options)
+
+    def _validate(self, *arguments: Any, **options: Any) -> Any:
+        """Runs the validation of an epoch."""
         place = place_of_validation(self._epoch)
         if self._skips(place):
             return {}
@@ -336,8 +367,6 @@ class ElasticFit(keras.callbacks.Callback):
             self._step = arguments[0]
             # Keras does not know the number of steps if it depends on the ranks.
             self._is_left_out = self._state.position.samples >= self._source.total
-            if not self._is_left_out:
-                self._let_ranks_change()
         if self._is_left_out and hook.startswith("on_train_batch"):
             return
         logs = {} if logs is None else pythonify_logs(logs)
@@ -356,15 +385,7 @@ class ElasticFit(keras.callbacks.Callback):
             self._call(place, hook, callback, arguments, logs)
         if hook == "on_train_end":
             self._finish()
-
-    def _let_ranks_change(self) -> None:
-        """Lets ranks join and leave, before the first hook of a step."""
-        place = place_of_hook("on_train_batch_begin", self._epoch, self._step, 0)
-        if not self._generations.is_elastic or self._skips(place):
-            return
-        if self._generations.ends_after_commit():
-            self._state.save()
-            self._recover(place)
+            self._generations.raise_late_signal()
 
     def _begin_epoch(self, epoch: int) -> None:
         """Sets the position to the beginning of an epoch."""

@@ -31,8 +31,8 @@ class Elastic(RankCallback):
     ranks that are left, without leaving `fit` and without tracing anything again.
     tfdistrun starts a process in place of the lost one. It gets weights, optimizers,
     metrics, the position in the data, and the state of the callbacks from another rank,
-    and joins at a later step. Started otherwise, `fit` runs as without this callback,
-    and the loss of a rank ends it.
+    and joins at a later step. In a job started otherwise, the loss of a rank ends
+    `fit`, and only `start` and a `BatchSchedule` have an effect.
 
     The data have to come from `tfdist.data.global_batches`. With `global_batch`, each
     step uses the same samples for any number of ranks; if the ranks cannot divide a
@@ -62,11 +62,13 @@ class Elastic(RankCallback):
         TypeError: `start` is not an integer.
         ValueError: `start` is negative; at the start of `fit`: the data do not come
             from `tfdist.data.global_batches`; they have a `per_rank_batch` and there is
-            a `start`, or the validation data have one; the model or an optimizer is not
-            built; `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch`
-            with `start`; `start` is between two steps of one execution
-            (`steps_per_execution`); or a loss is a sum over samples while gradients are
-            averaged.
+            a `start`; the validation data have a `per_rank_batch` or a `BatchSchedule`;
+            the model or an optimizer is not built; `fit` has `steps_per_epoch` or
+            `class_weight`, or `initial_epoch` with `start`; `start` is between two
+            steps of one execution (`steps_per_execution`); or a loss is a sum over
+            samples while gradients are averaged.
+        tfdist.MismatchError: at the start of `fit`: the data or their sizes differ
+            between the ranks.
         NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
             accumulates gradients or has local variables, or there is an `UnevenData`.
         RuntimeError: in an elastic job, at the second `fit` with this callback; or
@@ -96,8 +98,13 @@ class Elastic(RankCallback):
         self._step_size: tf.Variable | None = None
         self._source: Any = None
 
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """Returns a description of the data."""
+        source = source_of((variables_of_fit(self.model) or {}).get("x"))
+        return {"data": source.describe()} if source is not None else {}
+
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Sets the number of steps for all callbacks, if it depends on the ranks.
+        """Sets the number of steps, if it depends on the ranks or on the epoch.
 
         Keras takes it from the dataset, which has the largest number.
         """
@@ -107,7 +114,10 @@ class Elastic(RankCallback):
             return  # ElasticFit announces the number
         source = source_of(found.get("x"))
         if params and source is not None and source.steps_vary:
-            params["steps"] = source.steps_left(0, 0, runtime.size())
+            epoch = int(found.get("initial_epoch") or 0)
+            if self.start and not source.is_per_rank:
+                epoch, _ = source.place_of(self.start)
+            params["steps"] = source.steps_left(epoch, 0, runtime.size())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and starts to watch the steps."""
@@ -148,6 +158,8 @@ class Elastic(RankCallback):
         """Undoes the changes to the model."""
         super().on_train_end(logs)
         restore_compute_loss(self.model)
+        if not renewal.is_elastic(os.environ):  # else ElasticFit may repeat a hook
+            self._source.release()
 
     def _needs_weights(self, is_elastic: bool) -> bool:
         options = getattr(self.model.optimizer, "tfdist_options", None)

@@ -1,4 +1,4 @@
-"""BatchSchedule: global batches that grow during a training."""
+"""BatchSchedule: global batches that change during a training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tfdist.data._epoch_order import check_int
 
 
 class BatchSchedule:
-    """The global batch of each epoch, for a batch that grows at certain epochs.
+    """The global batch of each epoch, for a batch that changes at certain epochs.
 
-    A larger batch has the effect of a smaller learning rate on the noise of the
-    gradients, and needs fewer steps. Where a schedule would divide the rate by k,
-    multiply the batch by k.
+    A batch that is k times larger reduces the noise of the gradients as much as a rate
+    divided by k, with a k-th of the steps. Where a schedule would divide the rate,
+    multiply the batch.
 
     Use it as `global_batch` of `tfdist.data.global_batches` or
     `tfdist.data.samples_of_step`. The order of the samples in an epoch does not depend
@@ -21,8 +21,11 @@ class BatchSchedule:
     fill a step at the end of an epoch are left out.
 
     Args:
-        batches: the global batch from an epoch on, counted from 0, by epoch. There has
-            to be one for epoch 0.
+        batches: dict from an epoch, counted from 0, to the global batch that is used
+            from this epoch on. Epoch 0 is required.
+
+    Attributes:
+        batches: the same dict, sorted by epoch.
 
     Raises:
         TypeError: `batches` is no mapping, or has anything but integers.
@@ -33,8 +36,8 @@ class BatchSchedule:
         >>> growing = BatchSchedule({0: 32, 30: 160, 60: 800})
         >>> [growing.batch_of(epoch) for epoch in (0, 29, 30, 80)]
         [32, 32, 160, 800]
-        >>> growing.steps_before(30, total=1600), growing.steps_before(31, total=1600)
-        (1500, 1510)
+        >>> growing.steps_before(30, total=16000), growing.steps_before(31, total=16000)
+        (15000, 15100)
 
     References:
         Smith, Kindermans, Ying & Le, Don't Decay the Learning Rate, Increase the Batch
@@ -66,6 +69,7 @@ class BatchSchedule:
         Args:
             epoch: counted from 0.
         """
+        epoch = check_int("epoch", epoch, 0)
         return self.batches[max(begin for begin in self.batches if begin <= epoch)]
 
     def steps_before(self, epoch: int, *, total: int) -> int:

@@ -198,7 +198,8 @@ class Source:
         each = " each" if self.is_per_rank else ""
         batches = self._batch.batches
         sizes = batches[0] if len(batches) == 1 else f"{batches} by epoch"
-        return f"{self.total} samples in steps of {sizes}{each}"
+        order = f"seed {self._seed}" if self._shuffle else "not shuffled"
+        return f"{self.total} samples in steps of {sizes}{each}, {order}"
 
     def seek(self, epoch: int, samples: int = 0) -> None:
         """Sets the position from which the next iterations begin.
@@ -209,9 +210,18 @@ class Source:
         """
         self._position = (epoch, samples)
 
+    def release(self) -> None:
+        """Lets each iteration be the next epoch, from epoch 0 on."""
+        self._position, self._next_epoch = None, itertools.count()
+
     def _check_sizes(self, ranks_may_change: bool) -> None:
         if not self.is_per_rank:
             self._batch.check_total(self.total)
+            if self.steps_vary and not self.drop_remainder:
+                raise ValueError(
+                    "Expected a number as global_batch with drop_remainder=False, got "
+                    f"{self._batch!r}."
+                )
             return
         batch = self._batch.batches[0]
         if not self.drop_remainder:
