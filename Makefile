@@ -70,7 +70,7 @@ campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (hours
 	@$(BIN)/python tests/campaign/elastic_fit.py
 	@$(BIN)/python tests/campaign/checkpoints.py
 
-reproduce: $(BUILT)  ## claims about large batches: build/reproductions/report.html
+reproduce: $(BUILT)  ## published claims, tested: build/reproductions/report.html
 	@$(BIN)/python recipes/reproductions/run.py
 
 sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer

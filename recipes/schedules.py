@@ -40,7 +40,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """Multiplies the rate by one of `factors`, each from its one of `epochs` on."""
+    """Multiplies the rate by `factors[i]` from epoch `epochs[i]` on."""
 
     epochs: tuple[float, ...]  # the first is 0
     factors: tuple[float, ...]
@@ -90,7 +90,7 @@ class Preset:
     momentum_correction: bool
     momentum: float = 0.9
     weight_decay: float = 1e-4  # for all weights but biases and batch normalisation
-    # Of RMSpropWarmup: its center and its period.
+    # Center and period of RMSpropWarmup, in epochs; None for other optimizers.
     transition_epochs: tuple[float, float] | None = None
 
 

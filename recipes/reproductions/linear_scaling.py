@@ -30,7 +30,7 @@ def setting(ranks: int, rate: float) -> Setting:
 def judge(
     accuracy: Mapping[str, float], on_ranks: Mapping[str, float] | None
 ) -> list[Check]:
-    """Compares the accuracies with the mark."""
+    """Compares the accuracies."""
     gap = accuracy[SMALL] - accuracy[SAME]
     closed = 100 * (accuracy[SCALED] - accuracy[SAME]) / gap if gap > 0 else 0.0
     checks = [
@@ -39,7 +39,8 @@ def judge(
     ]
     if on_ranks is not None:
         below = accuracy[SCALED] - on_ranks["accuracy"]
-        checks.append(at_most("real ranks below simulated ones", below, 2, " points"))
+        text = "real ranks below simulated ones"
+        checks.append(at_most(text, below, 2, " points", is_of_ranks=True))
     return checks
 
 

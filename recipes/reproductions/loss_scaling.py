@@ -40,7 +40,7 @@ def compiled(kind: str) -> keras.Model:
     def small_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return SMALL * cross_entropy(labels, tf.cast(logits, tf.float32))
 
-    # Without auto_scale, Keras does not scale the loss by itself.
+    # With the default, Keras would add a LossScaleOptimizer.
     model.compile(optimizer, small_loss, auto_scale_loss=False)
     return model
 
@@ -80,14 +80,14 @@ def on_ranks() -> dict[str, float]:
 def judge(
     loss: Mapping[str, float], on_ranks: Mapping[str, float] | None
 ) -> list[Check]:
-    """Compares the losses with the marks."""
+    """Compares the losses."""
     off = 100 * abs(loss[SCALED] / loss[SINGLE] - 1)
     checks = [
         at_least("loss in float16, not scaled (ln 10 = 2.303)", loss[UNSCALED], 2.2),
         at_most("loss with a scaled loss, distance from float32", off, 2, " %"),
     ]
     for name, count in (on_ranks or {}).items():
-        checks.append(at_least(f"{name}, of {RANKS}", count, RANKS))
+        checks.append(at_least(name, count, RANKS, is_of_ranks=True))
     return checks
 
 

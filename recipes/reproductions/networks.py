@@ -15,7 +15,8 @@ class GroupedBatchNormalization(keras.layers.Layer):
 
     A batch consists of the equal batches of all ranks. Each rank normalizes its own,
     and has moving statistics of its own. In an evaluation, all use the combined ones:
-    the mean of the means, and the mean of the squares minus its square.
+    the mean of the means, and the mean of variance + mean^2 minus the square of the
+    combined mean.
 
     Args:
         ranks: number of ranks.

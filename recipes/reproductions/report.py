@@ -43,9 +43,10 @@ def _section(study: Study, result: Result) -> str:
     for name, number in (result.on_ranks or {}).items():
         rows.append((f"{study.ranks} real ranks: {name}", "1", f"{number:.4g}"))
     checks = [
-        f"<tr class='{'holds' if holds else 'fails'}'><td>{_text(text)}</td>"
-        f"<td>{_text(found)}</td><td>{'holds' if holds else 'does not hold'}</td></tr>"
-        for text, found, holds in checks_of(study, result)
+        f"<tr class='{'holds' if check.holds else 'fails'}'><td>{_text(check.text)}"
+        f"</td><td>{_text(check.found)}</td>"
+        f"<td>{'holds' if check.holds else 'does not hold'}</td></tr>"
+        for check in checks_of(study, result)
     ]
     return "\n".join(
         [
@@ -57,7 +58,7 @@ def _section(study: Study, result: Result) -> str:
                 f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
                 for row in rows
             ),
-            "</table><table><tr><th>mark</th><th>found</th><th></th></tr>",
+            "</table><table><tr><th>criterion</th><th>found</th><th></th></tr>",
             *checks,
             f"</table><img alt='{_text(study.values)} by {_text(study.order)}' "
             f"src='{_picture(study, result.curves)}'>",
@@ -77,6 +78,8 @@ def _picture(study: Study, curves: Curves) -> str:
         axes.plot(places, [one.mean for one in found], marker=marker, label=name)
         axes.fill_between(places, low, high, alpha=0.2)
     axes.set(xlabel=study.order, ylabel=study.values)
+    if study.ticks is not None:
+        axes.set_xticks(range(1, len(study.ticks) + 1), study.ticks)
     if study.values.endswith("%"):
         axes.set(ylim=(0, 100))
     axes.legend()

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
+import tensorflow as tf
+
 import tfdist
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,11 +40,19 @@ class Interval(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Part of a mark: what has to hold, what was found, and whether it holds."""
+    """A criterion.
+
+    Attributes:
+        text: what has to hold.
+        found: what was found.
+        holds: whether it holds.
+        is_of_ranks: whether it was found with real ranks.
+    """
 
     text: str
     found: str
     holds: bool
+    is_of_ranks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +67,14 @@ class Study:
         workload: network, data, and numbers.
         runs: by name, functions of a seed that return values in their order, for
             example the accuracy of each epoch.
-        judge: function that compares with the mark. It gets the means of the last
-            values, by the name of the run, and what `on_ranks` has returned, or None.
+        judge: function that returns the criteria. It gets the means of the last values,
+            by the name of the run, and what `on_ranks` has returned, or None.
         ranks: number of real ranks.
         on_ranks: function that all ranks of a job call, after `tfdist.init()`; the
             numbers that rank 0 returns, by name, are kept.
-        values: what the values are, with their unit.
-        order: what the values follow each other by.
+        values: label of the y axis: what the values are, with their unit.
+        order: label of the x axis.
+        ticks: labels of the values on the x axis; default: their numbers, from 1.
     """
 
     name: str
@@ -76,6 +88,7 @@ class Study:
     on_ranks: Callable[[], dict[str, float]]
     values: str = "test accuracy, %"
     order: str = "epoch"
+    ticks: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass
@@ -108,27 +121,38 @@ def last_of(curves: Curves) -> dict[str, Interval]:
 
 
 def checks_of(study: Study, result: Result) -> list[Check]:
-    """Returns all parts of the mark of a study, for its result."""
+    """Returns the criteria of a study, for its result."""
     means = {name: one.mean for name, one in last_of(result.curves).items()}
     return study.judge(means, result.on_ranks)
 
 
-def at_least(text: str, value: float, bound: float, unit: str = "") -> Check:
+def at_least(
+    text: str, value: float, bound: float, unit: str = "", *, is_of_ranks: bool = False
+) -> Check:
     """Returns whether a value is at least a bound."""
-    return Check(f"{text}: at least {bound:g}{unit}", f"{value:.4g}", value >= bound)
+    text = f"{text}: at least {bound:g}{unit}"
+    return Check(text, f"{value:.4g}", value >= bound, is_of_ranks)
 
 
-def at_most(text: str, value: float, bound: float, unit: str = "") -> Check:
+def at_most(
+    text: str, value: float, bound: float, unit: str = "", *, is_of_ranks: bool = False
+) -> Check:
     """Returns whether a value is at most a bound."""
-    return Check(f"{text}: at most {bound:g}{unit}", f"{value:.4g}", value <= bound)
+    text = f"{text}: at most {bound:g}{unit}"
+    return Check(text, f"{value:.4g}", value <= bound, is_of_ranks)
 
 
 def code_hash(study: Study) -> str:
-    """Returns a hash of the code that the accuracies of a study depend on."""
-    names = ("digits", "networks", "training", study.name)
+    """Returns a hash of what the values of a study depend on.
+
+    That is its code, that of tfdist, and the versions of TensorFlow and Keras.
+    """
+    names = ("digits", "networks", "study", "training", study.name)
     files = [Path(__file__).with_name(f"{name}.py") for name in names]
     files += (ROOT / "tfdist").rglob("*.py")
-    digest = hashlib.sha256()
+    files += (f for f in (ROOT / "tfdist_ops").rglob("*") if f.suffix in (".cc", ".h"))
+    versions = f"TensorFlow {tf.__version__}, Keras {keras.__version__}\n"
+    digest = hashlib.sha256(versions.encode())
     for file in sorted(files):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())
         digest.update(file.read_bytes())
@@ -141,7 +165,7 @@ def run(
     seeds: int = SEEDS,
     with_ranks: bool = True,
     folder: Path = RESULTS,
-    say: Callable[[str], object] = print,
+    log: Callable[[str], object] = print,
 ) -> Result:
     """Runs the trainings of a study that have not been run with this code.
 
@@ -150,7 +174,7 @@ def run(
         seeds: number of simulated trainings of each setting, at most 8.
         with_ranks: whether to repeat one of them with real ranks.
         folder: where the results are kept.
-        say: function that shows a line of progress.
+        log: function that shows a line of progress.
     """
     file = folder / f"{study.name}.json"
     known = _read(file, code_hash(study))
@@ -159,11 +183,11 @@ def run(
         for seed in range(len(curves), seeds):
             curves.append(function(seed))
             _write(file, known)
-            say(f"{study.name}: {name}, seed {seed}: {curves[-1][-1]:.4g}")
+            log(f"{study.name}: {name}, seed {seed}: {curves[-1][-1]:.4g}")
     if with_ranks and known["on_ranks"] is None:
         known["on_ranks"] = _launch(study)
         _write(file, known)
-        say(f"{study.name}: {study.ranks} real ranks: {known['on_ranks']}")
+        log(f"{study.name}: {study.ranks} real ranks: {known['on_ranks']}")
     curves = {name: known["curves"][name][:seeds] for name in study.runs}
     return Result(curves, known["on_ranks"] if with_ranks else None)
 
@@ -221,7 +245,10 @@ def main(study: Study) -> None:
             print(f"{_FOUND}{json.dumps(found)}", flush=True)
         return
     seeds = 1 if flags.quick else SEEDS
-    print(as_text(study, run(study, seeds=seeds, with_ranks=not flags.quick)))
+    result = run(study, seeds=seeds, with_ranks=not flags.quick)
+    print(as_text(study, result))
+    if not all(check.holds for check in checks_of(study, result)):
+        raise SystemExit(1)
 
 
 def as_text(study: Study, result: Result) -> str:

@@ -89,15 +89,20 @@ def on_ranks() -> dict[str, float]:
 def judge(
     error: Mapping[str, float], on_ranks: Mapping[str, float] | None
 ) -> list[Check]:
-    """Compares the errors with the mark."""
+    """Compares the errors."""
     checks = [
         at_most("error of the weighted average", error[WEIGHTED], 1e-6),
         at_least("error of the plain average", error[PLAIN], 0.01),
     ]
     if on_ranks is not None:
         checks += [
-            at_most(f"{ERROR}, real ranks", on_ranks[ERROR], 1e-6),
-            at_least(f"{PLAIN_ERROR}, real ranks", on_ranks[PLAIN_ERROR], 0.01),
+            at_most(f"{ERROR}, real ranks", on_ranks[ERROR], 1e-6, is_of_ranks=True),
+            at_least(
+                f"{PLAIN_ERROR}, real ranks",
+                on_ranks[PLAIN_ERROR],
+                0.01,
+                is_of_ranks=True,
+            ),
         ]
     return checks
 
@@ -119,7 +124,8 @@ STUDY = Study(
     ranks=len(SIZES[-1]),
     on_ranks=on_ranks,
     values="relative error",
-    order="1: 8 + 24 samples, 2: 5 + 11 + 16 samples",
+    order="samples of the ranks",
+    ticks=tuple(" + ".join(map(str, sizes)) for sizes in SIZES),
 )
 
 if __name__ == "__main__":

@@ -31,13 +31,14 @@ def setting(ranks: int, warmup_epochs: int) -> Setting:
 def judge(
     accuracy: Mapping[str, float], on_ranks: Mapping[str, float] | None
 ) -> list[Check]:
-    """Compares the accuracies with the mark."""
+    """Compares the accuracies."""
     checks = [
         at_most("without a warm-up", accuracy[WITHOUT], 80),
         at_least("with a warm-up", accuracy[WITH], 90),
     ]
     if on_ranks is not None:
-        checks.append(at_least("with a warm-up, real ranks", on_ranks["accuracy"], 90))
+        found, text = on_ranks["accuracy"], "with a warm-up, real ranks"
+        checks.append(at_least(text, found, 90, is_of_ranks=True))
     return checks
 
 

@@ -25,14 +25,17 @@ class RMSpropWarmup(MomentumSGD):
         v <- momentum * v + (a + b / (sqrt(m) + epsilon)) * d
         w <- w - rate * v
 
-    From step `center_steps + period_steps / 2` on, a is 1, and this is `MomentumSGD`
-    with `momentum_correction=True`. The size of the first steps follows from
-    `rmsprop_rate`, whatever the rate and the size of the gradients.
+    With `nesterov` and with `momentum_correction=False`, v and w change as in
+    `MomentumSGD`. From step `center_steps + period_steps / 2` on, a is 1, and this is
+    `MomentumSGD`. While a is small, a step depends little on the rate and the size of
+    the gradients. The mean of the squares starts at 0 and has no bias correction, so
+    each element of the first step has about the size `rmsprop_rate / sqrt(1 - rho)`:
+    10 times `rmsprop_rate` by default.
 
-    Steps are batches of one rank, as for a schedule, even with
-    `gradient_accumulation_steps`. No warm-up of the rate is needed. The paper uses a
-    center of 10 epochs and a period of 5, and then a rate that is smaller than that of
-    linear scaling for the first epochs (slow start; docs/large-batches.md).
+    As in a learning-rate schedule, steps are batches of a rank, not updates, if
+    `gradient_accumulation_steps` is set. No warm-up of the rate is needed. The paper
+    uses a center of 10 epochs and a period of 5, and a rate that is smaller than that
+    of linear scaling (slow start; docs/large-batches.md).
 
     Args:
         learning_rate: a float, a `LearningRateSchedule` or a function without
