@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -15,8 +13,6 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._callback_list import ReplacedHook
-from tfdist.callbacks._error_translation import restore_train_function
 from tfdist.callbacks._fit_place import (
     Place,
     place_of_hook,
@@ -26,6 +22,7 @@ from tfdist.callbacks._fit_place import (
 from tfdist.callbacks._fit_position import FitPosition, announce_steps
 from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.callbacks._rank_comparison import RankComparison
+from tfdist.callbacks._replaced_methods import ReplacedMethods
 from tfdist.callbacks.rank_zero_only import overridden_hooks
 from tfdist.callbacks.stop_on_signal import StopOnSignal
 from tfdist.collectives.objects import broadcast_object
@@ -38,13 +35,6 @@ from tfdist.elastic.sharing import Newest, check_supported, enter_next, is_loss
 from tfdist.training.train_steps import remake_train_function
 
 _Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
-_HOOKS = (
-    "on_epoch_begin",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_epoch_end",
-    "on_train_end",
-)
 
 
 @dataclass
@@ -88,7 +78,6 @@ class ElasticFit(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._list = callbacks
-        self._is_installed = False
         self._source = source
         self._step_size = step_size
         self._start = start
@@ -134,15 +123,14 @@ class ElasticFit(keras.callbacks.Callback):
                 self._generations.begin()
         elif self._state.start == 0 and not self._source.steps_vary:
             return
-        self._is_installed = True
-        self._installed = self._undone(self._train)
-        self.model.train_function = self._installed
-        self._evaluate_alone = self.model.evaluate
-        # Keras would track the attribute.
-        object.__setattr__(self.model, "evaluate", self._evaluate)
-        for hook in _HOOKS:
-            replaced = ReplacedHook(hook, self._undone(self.call_hook))
-            setattr(self._list, hook, replaced)
+        self._methods = ReplacedMethods(
+            self.model,
+            self._list,
+            train=self._train,
+            validate=self._validate,
+            call_hook=self.call_hook,
+            on_error=self._finish,
+        )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until the other ranks have come here."""
@@ -180,35 +168,11 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _finish(self) -> None:
         """Undoes the changes to the model and the list; also after an error."""
-        if not self._is_installed:
-            return
-        self._is_installed = False
         self._source.release()
         self._generations.end()
-        restore_train_function(self.model)
-        if self.model.train_function == self._installed:  # else it was removed
-            # A later fit has steps without an exchange of the metrics.
-            own = None if self._generations.is_elastic else self._function
-            self.model.train_function = own
-        object.__delattr__(self.model, "evaluate")
-        for hook in _HOOKS:
-            delattr(self._list, hook)
+        # A later fit has steps without an exchange of the metrics.
+        self._methods.undo(None if self._generations.is_elastic else self._function)
         self.model._initial_epoch = 0
-
-    def _undone(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a method that undoes the changes when an error ends the `fit`."""
-
-        @functools.wraps(method)
-        def call(*arguments: Any, **options: Any) -> Any:
-            try:
-                return method(*arguments, **options)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                raise  # Keras ends the epoch
-            except BaseException:
-                self._finish()
-                raise
-
-        return call
 
     def _rehearse(self) -> None:
         """Runs one step alone, so that nobody waits while it is traced."""
@@ -323,26 +287,20 @@ class ElasticFit(keras.callbacks.Callback):
 
     # ---- validation ----
 
-    def _evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Runs an evaluation, as the method `evaluate` of the model."""
-        if not options.get("_use_cached_eval_dataset"):  # not by `fit`
-            return self._evaluate_alone(*arguments, **options)
-        return self._undone(self._validate)(*arguments, **options)
-
     def _validate(self, *arguments: Any, **options: Any) -> Any:
         """Runs the validation of an epoch."""
         place = place_of_validation(self._epoch)
         if self._skips(place):
             return {}
         if not self._generations.is_elastic:
-            return self._evaluate_alone(*arguments, **options)
+            return self._methods.evaluate_alone(*arguments, **options)
         state = self._state
         state.save()
         before = state.completed
         while True:
             is_complete = False
             try:
-                logs = self._evaluate_alone(*arguments, **options)
+                logs = self._methods.evaluate_alone(*arguments, **options)
                 is_complete = True
                 state.validation.exchange(runtime.generation())
                 state.completed = before + 1

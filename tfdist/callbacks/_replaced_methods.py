@@ -1,0 +1,93 @@
+"""The methods of a model and of a callback list that an elastic `fit` replaces."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks._callback_list import ReplacedHook
+from tfdist.callbacks._error_translation import restore_train_function
+
+HOOKS = (
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_epoch_end",
+    "on_train_end",
+)
+
+
+class ReplacedMethods:
+    """Replaces the train function, the validation and the calls of hooks.
+
+    Args:
+        model: the model in `fit`.
+        callbacks: the list of this `fit`.
+        train: the new train function.
+        validate: called in place of `evaluate` for the validations of `fit`.
+        call_hook: called in place of the methods of the list in `HOOKS`, as
+            `ReplacedHook` says.
+        on_error: called when an error in one of them ends the `fit`, which then calls
+            no hook any more.
+
+    Attributes:
+        evaluate_alone: the method `evaluate` that the model has had.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: keras.callbacks.CallbackList,
+        *,
+        train: Callable[..., Any],
+        validate: Callable[..., Any],
+        call_hook: Callable[..., None],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._model, self._list = model, callbacks
+        self._on_error = on_error
+        self._train, self._validate = self._guarded(train), self._guarded(validate)
+        self._is_installed = True
+        self.evaluate_alone = model.evaluate
+        model.train_function = self._train
+        # Keras would track the attribute.
+        object.__setattr__(model, "evaluate", self._evaluate)
+        for hook in HOOKS:
+            setattr(callbacks, hook, ReplacedHook(hook, self._guarded(call_hook)))
+
+    def undo(self, train_function: Callable[..., Any] | None) -> None:
+        """Undoes the changes.
+
+        Args:
+            train_function: that of the model from here on; None: Keras makes one.
+        """
+        self._is_installed = False
+        restore_train_function(self._model)
+        if self._model.train_function == self._train:  # else it was removed
+            self._model.train_function = train_function
+        object.__delattr__(self._model, "evaluate")
+        for hook in HOOKS:
+            delattr(self._list, hook)
+
+    def _evaluate(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("_use_cached_eval_dataset"):  # by `fit`
+            return self._validate(*arguments, **options)
+        return self.evaluate_alone(*arguments, **options)
+
+    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                return method(*arguments, **options)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise  # Keras ends the epoch
+            except BaseException:
+                if self._is_installed:
+                    self._on_error()
+                raise
+
+        return call
