@@ -11,9 +11,8 @@ import keras
 import networks
 import numpy as np
 import study
-import tensorflow as tf
 from study import Check, Study, at_least, at_most
-from training import PER_RANK
+from training import PER_RANK, accuracy_of, train
 
 import tfdist
 from tfdist.optimizers import MomentumSGD
@@ -32,26 +31,18 @@ def shards(seed: int, epoch: int) -> np.ndarray:
     return order.permuted(by_label.reshape(RANKS, -1), axis=1)
 
 
+def steps_of(parts: np.ndarray) -> list[np.ndarray]:
+    """Returns the samples of all ranks in each step."""
+    begins = range(0, parts.shape[1], PER_RANK)
+    return [parts[:, begin : begin + PER_RANK].reshape(-1) for begin in begins]
+
+
 @functools.cache
 def accuracies(seed: int) -> dict[str, list[float]]:
     """Trains once; returns the accuracies with each kind of statistics."""
     keras.utils.set_random_seed(seed)
-    data, model = digits.load(), networks.normalized(RANKS)
+    model = networks.normalized(RANKS)
     optimizer = MomentumSGD(RATE, weight_decay=1e-4)
-    optimizer.build(model.trainable_variables)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, variables), variables)
-
-    def accuracy() -> float:
-        found = np.argmax(model(data.test[0], training=False).numpy(), axis=1)
-        return 100 * float(np.mean(found == data.test[1]))
-
     kind = networks.GroupedBatchNormalization
     moving = [
         variable
@@ -60,18 +51,13 @@ def accuracies(seed: int) -> dict[str, list[float]]:
         for variable in (layer.means, layer.variances)
     ]
     curves: dict[str, list[float]] = {COMBINED: [], FIRST: []}
-    for epoch in range(EPOCHS):
-        parts = shards(seed, epoch)
-        for begin in range(0, parts.shape[1], PER_RANK):
-            rows = parts[:, begin : begin + PER_RANK].reshape(-1)
-            train_step(
-                tf.constant(data.train[0][rows]), tf.constant(data.train[1][rows])
-            )
-        curves[COMBINED].append(accuracy())
+    epochs = (steps_of(shards(seed, epoch)) for epoch in range(EPOCHS))
+    for _ in train(model, optimizer, epochs):
+        curves[COMBINED].append(accuracy_of(model))
         kept = [variable.numpy() for variable in moving]
         for variable, values in zip(moving, kept, strict=True):
             variable.assign(np.broadcast_to(values[:1], values.shape))
-        curves[FIRST].append(accuracy())
+        curves[FIRST].append(accuracy_of(model))
         for variable, values in zip(moving, kept, strict=True):
             variable.assign(values)
     return curves

@@ -5,14 +5,21 @@ python recipes/reproductions/half_precision.py
 
 from collections.abc import Callable, Mapping
 
-import digits
 import keras
 import networks
 import numpy as np
 import study
 import tensorflow as tf
 from study import Check, Study, at_least, at_most
-from training import PER_RANK, Setting, train_on_ranks
+from training import (
+    PER_RANK,
+    Setting,
+    accuracy_of,
+    gradients_of,
+    shuffled,
+    train,
+    train_on_ranks,
+)
 
 import tfdist
 from tfdist.core import native
@@ -37,35 +44,22 @@ def simulate(dtype: str) -> Callable[[int], list[float]]:
 
     def run(seed: int) -> list[float]:
         keras.utils.set_random_seed(seed)
-        data, model, optimizer = digits.load(), networks.plain(), MomentumSGD(RATE)
-        optimizer.build(model.trainable_variables)
-        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = networks.plain()
+        own = gradients_of(model)
 
-        def sent(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
-            with tf.GradientTape() as tape:
-                loss = loss_of(labels, model(images, training=True))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            return [tf.cast(tf.cast(g, dtype), tf.float32) for g in gradients]
-
-        @tf.function
-        def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        def averaged(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
             parts = zip(tf.split(images, RANKS), tf.split(labels, RANKS), strict=True)
-            by_rank = [sent(*part) for part in parts]
+            by_rank = [[rounded(g) for g in own(*part)] for part in parts]
             # Added in float32, and rounded once on the way back.
-            means = [tf.add_n(one) / RANKS for one in zip(*by_rank, strict=True)]
-            means = [tf.cast(tf.cast(m, dtype), tf.float32) for m in means]
-            optimizer.apply(means, model.trainable_variables)
+            sums = [tf.add_n(one) for one in zip(*by_rank, strict=True)]
+            return [rounded(one / RANKS) for one in sums]
 
-        batch, curve = RANKS * PER_RANK, []
-        images, labels = data.train
-        for epoch in range(EPOCHS):
-            order = tfdist.data.epoch_order(len(images), seed=seed, epoch=epoch)
-            for step in range(SETTING.steps_per_epoch):
-                rows = order[step * batch : (step + 1) * batch]
-                train_step(tf.constant(images[rows]), tf.constant(labels[rows]))
-            found = np.argmax(model(data.test[0]).numpy(), axis=1)
-            curve.append(100 * float(np.mean(found == data.test[1])))
-        return curve
+        def rounded(gradient: tf.Tensor) -> tf.Tensor:
+            return tf.cast(tf.cast(gradient, dtype), tf.float32)
+
+        epochs = shuffled(RANKS * PER_RANK, EPOCHS, seed)
+        steps = train(model, MomentumSGD(RATE), epochs, averaged)
+        return [accuracy_of(model) for _ in steps]
 
     return run
 

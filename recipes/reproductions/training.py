@@ -1,18 +1,20 @@
 """One training of the reproductions, with simulated or with real ranks."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import digits
 import keras
 import networks
+import numpy as np
 import tensorflow as tf
 
 import tfdist
 from tfdist.optimizers import Warmup
 
 PER_RANK = 32  # samples of a rank in a step
+GradientFunction = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,61 @@ def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
     return Warmup(falling, warmup * steps)
 
 
+def gradients_of(model: keras.Model) -> GradientFunction:
+    """Returns a function from images and labels to the gradients of the mean loss."""
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return gradients
+
+
+def accuracy_of(model: keras.Model) -> float:
+    """Returns the test accuracy, in percent."""
+    images, labels = digits.load().test
+    found = np.argmax(model(images, training=False).numpy(), axis=1)
+    return 100 * float(np.mean(found == labels))
+
+
+def shuffled(batch: int, epochs: int, seed: int) -> Iterator[list[np.ndarray]]:
+    """Yields the samples of each step of an epoch, for all epochs."""
+    for epoch in range(epochs):
+        order = tfdist.data.epoch_order(digits.TRAIN, seed=seed, epoch=epoch)
+        yield list(order[: len(order) // batch * batch].reshape(-1, batch))
+
+
+def train(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    epochs: Iterable[list[np.ndarray]],
+    gradients: GradientFunction | None = None,
+) -> Iterator[None]:
+    """Trains, and yields after each epoch.
+
+    Args:
+        model: the network.
+        optimizer: its optimizer.
+        epochs: the samples of each step, by epoch.
+        gradients: function that returns the gradients of a step; default: those of the
+            mean loss, which is the average of the means of equal ranks.
+    """
+    (images, labels), variables = digits.load().train, model.trainable_variables
+    gradients = gradients or gradients_of(model)
+    optimizer.build(variables)
+
+    @tf.function
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        optimizer.apply(gradients(images, labels), variables)
+
+    for steps in epochs:
+        for rows in steps:
+            train_step(tf.constant(images[rows]), tf.constant(labels[rows]))
+        yield
+
+
 def simulate(setting: Setting, seed: int) -> list[float]:
     """Trains with all ranks in one process.
 
@@ -61,36 +118,12 @@ def simulate(setting: Setting, seed: int) -> list[float]:
     """
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
-    data = digits.load()
     model = (
         networks.normalized(setting.ranks) if setting.normalized else networks.plain()
     )
     optimizer = setting.optimizer(setting.steps_per_epoch)
-    optimizer.build(model.trainable_variables)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
-        # The mean over all samples is the average of the means of the ranks.
-        with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, variables), variables)
-
-    @tf.function
-    def accuracy(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        found = tf.argmax(model(images, training=False), axis=1, output_type=tf.int32)
-        return tf.reduce_mean(tf.cast(found == labels, tf.float32))
-
-    batch, curve = setting.ranks * PER_RANK, []
-    images, labels = data.train
-    for epoch in range(setting.epochs):
-        order = tfdist.data.epoch_order(len(images), seed=seed, epoch=epoch)
-        for step in range(setting.steps_per_epoch):
-            rows = order[step * batch : (step + 1) * batch]
-            train_step(tf.constant(images[rows]), tf.constant(labels[rows]))
-        curve.append(100 * float(accuracy(*map(tf.constant, data.test))))
-    return curve
+    epochs = shuffled(setting.ranks * PER_RANK, setting.epochs, seed)
+    return [accuracy_of(model) for _ in train(model, optimizer, epochs)]
 
 
 def train_on_ranks(setting: Setting, **options: Any) -> float:

@@ -30,7 +30,7 @@ def train(folder, *options, steps, kills=(), code=0, timeout_s=120.0):
 
 
 def checked_commits(folder):
-    """What each rank has committed: each step once, in order."""
+    """Returns the commits of each rank: each step once, in order."""
     by_member = itertools.groupby(
         sorted(lines(folder / "commits"), key=lambda x: x["member"]),
         lambda x: x["member"],

@@ -1,4 +1,4 @@
-"""What tests read and write in the folder of an elastic job."""
+"""Reads and writes the files in the folder of an elastic job."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from helpers import horovod_interface as interface
 from helpers.ranks import run_ranks
 
@@ -49,6 +50,18 @@ def on_ranks(
         for answer in answers:
             USED.update(answer["used"])
     return [answer["result"] for answer in answers]
+
+
+def in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, or a `tf.function` of it.
+
+    Args:
+        mode: "eager", "graph", or "autograph": the same graph, which takes seconds.
+        function: the function.
+    """
+    if mode == "eager":
+        return function
+    return tf.function(function, autograph=mode == "autograph")
 
 
 @contextlib.contextmanager

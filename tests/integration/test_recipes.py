@@ -59,7 +59,7 @@ def accuracy_of(output: str) -> float:
 
 
 def trained(recipe, epochs):
-    """What a rank of the recipe prints, whose process has TensorFlow already."""
+    """Returns the output of a rank of the recipe, in a process that has TensorFlow."""
     sys.path.insert(0, str(ROOT / "recipes"))
     own = importlib.import_module(recipe)
     own.EPOCHS = epochs

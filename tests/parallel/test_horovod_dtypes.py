@@ -8,7 +8,7 @@ import ml_dtypes  # noqa: F401 - gives NumPy the type "bfloat16"
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.horovod_calls import on_ranks, recorded
+from helpers.horovod_calls import in_mode, on_ranks, recorded
 
 import tfdist.horovod.tensorflow as hvd
 
@@ -49,13 +49,6 @@ def all_collectives(x, last):
         out[f"reducescatter {name}"] = hvd.reducescatter(x, op=op)
     out["grouped_reducescatter"] = hvd.grouped_reducescatter([x, x[:1]], op=hvd.Sum)
     return out
-
-
-def in_mode(mode, function):
-    """What runs `function` so; autograph takes seconds, and gives the same graph."""
-    if mode == "eager":
-        return function
-    return tf.function(function, autograph=mode == "autograph")
 
 
 @recorded

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.horovod_calls import on_ranks, recorded
+from helpers.horovod_calls import in_mode, on_ranks, recorded
 
 import tfdist
 import tfdist.horovod.tensorflow as hvd
@@ -33,13 +33,6 @@ class Halving(Compressor):
     @staticmethod
     def decompress(tensor, ctx):
         return tf.cast(tensor * 2, ctx)
-
-
-def in_mode(mode, function):
-    """What runs `function` so; autograph takes seconds, and gives the same graph."""
-    if mode == "eager":
-        return function
-    return tf.function(function, autograph=mode == "autograph")
 
 
 @recorded

@@ -7,7 +7,7 @@ and on 3 ranks; each case runs after all that came before it, so the ranks can g
 import keras
 import pytest
 import tensorflow as tf
-from helpers.horovod_calls import on_ranks, recorded
+from helpers.horovod_calls import in_mode, on_ranks, recorded
 
 import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow as hvd
@@ -84,13 +84,6 @@ def cases():
         SPLITS[1]: lambda: hvd.alltoall(x, splits=[3, -1, *equal[2:]]),
         SPLITS[2]: lambda: hvd.alltoall(x, splits=[2]),
     }
-
-
-def in_mode(mode, function):
-    """What runs `function` so; autograph takes seconds, and gives the same graph."""
-    if mode == "eager":
-        return function
-    return tf.function(function, autograph=mode == "autograph")
 
 
 @recorded

@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from single.test_optimizers import START, STEPS, WARMUP, run, slopes, variables
+from single.test_optimizers import (
+    START,
+    STEPS,
+    WARMUP,
+    assert_goes_on,
+    run,
+    slopes,
+    variables,
+)
 
 from tfdist.optimizers import MomentumSGD, RMSpropWarmup, Warmup, sgd_share
 from tfdist.optimizers import warmup_factor as factor
@@ -124,18 +132,5 @@ def test_wrong_options_are_refused(option, value):
 
 
 def test_a_loaded_one_goes_on_where_it_was(tmp_path):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     optimizer = RMSpropWarmup(0.1, center_steps=3, period_steps=6, exclude="bias")
-    model.compile(optimizer, "mse", jit_compile=False)
-    x = np.random.default_rng(1).normal(size=(12, 3))
-    fit = {"batch_size": 4, "verbose": 0, "shuffle": False}
-    model.fit(x, x[:, :2], **fit)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert type(loaded.optimizer) is RMSpropWarmup
-    assert loaded.optimizer.get_config() == optimizer.get_config()
-    model.fit(x, x[:, :2], **fit)
-    loaded.fit(x, x[:, :2], **fit)
-    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_goes_on(optimizer, tmp_path / "model.keras")
