@@ -86,7 +86,8 @@ TEST(sizes_and_names_are_tensorflows) {
   CHECK_EQ(std::string(ReduceOpName(ReduceOp::kAverage)), "average");
   CHECK_EQ(std::string(ReduceOpName(ReduceOp::kMin)), "min");
   CHECK_EQ(std::string(ReduceOpName(ReduceOp::kLogicalXor)), "logical_xor");
-  CHECK_EQ(std::string(ReduceOpName(static_cast<ReduceOp>(8))), "invalid");
+  CHECK_EQ(std::string(ReduceOpName(ReduceOp::kAdasum)), "adasum");
+  CHECK_EQ(std::string(ReduceOpName(static_cast<ReduceOp>(9))), "invalid");
 }
 
 TEST(types_fall_into_families) {
@@ -126,15 +127,15 @@ TEST(every_type_says_which_operations_it_takes) {
     DType dtype;
     const char* takes;  // sum average min max product and or xor
   } rows[] = {
-      {DType::kInt8, "++++++++"},         {DType::kInt16, "++++++++"},
-      {DType::kInt32, "++++++++"},        {DType::kInt64, "++++++++"},
-      {DType::kUint8, "++++++++"},        {DType::kUint16, "++++++++"},
-      {DType::kUint32, "++++++++"},       {DType::kUint64, "++++++++"},
-      {DType::kBool, "--++-+++"},         {DType::kFloat16, "+++++---"},
-      {DType::kBfloat16, "+++++---"},     {DType::kFloat32, "+++++---"},
-      {DType::kFloat64, "+++++---"},      {DType::kComplex64, "++--+---"},
-      {DType::kComplex128, "++--+---"},   {DType::kFloat8E5m2, "--------"},
-      {DType::kFloat8E4m3fn, "--------"}, {static_cast<DType>(7), "--------"},
+      {DType::kInt8, "++++++++-"},         {DType::kInt16, "++++++++-"},
+      {DType::kInt32, "++++++++-"},        {DType::kInt64, "++++++++-"},
+      {DType::kUint8, "++++++++-"},        {DType::kUint16, "++++++++-"},
+      {DType::kUint32, "++++++++-"},       {DType::kUint64, "++++++++-"},
+      {DType::kBool, "--++-+++-"},         {DType::kFloat16, "+++++---+"},
+      {DType::kBfloat16, "+++++---+"},     {DType::kFloat32, "+++++---+"},
+      {DType::kFloat64, "+++++---+"},      {DType::kComplex64, "++--+----"},
+      {DType::kComplex128, "++--+----"},   {DType::kFloat8E5m2, "---------"},
+      {DType::kFloat8E4m3fn, "---------"}, {static_cast<DType>(7), "---------"},
   };
   for (const auto& row : rows) {
     for (int op = 0; op <= static_cast<int>(kLastReduceOp); ++op) {
@@ -153,6 +154,8 @@ TEST(a_refusal_says_what_was_expected_what_came_and_what_to_do) {
     ReduceOp op;
     const char* words[3];
   } cases[] = {
+      {DType::kInt32, ReduceOp::kAdasum, {"all but adasum", "got adasum", "tf.float32"}},
+      {DType::kComplex64, ReduceOp::kAdasum, {"sum, average", "got adasum", "real numbers"}},
       {DType::kBool, ReduceOp::kSum, {"logical_or", "got sum", "tf.cast(value, tf.int32)"}},
       {DType::kBool, ReduceOp::kAverage, {"that bool takes", "got average", "tf.float32"}},
       {DType::kBool, ReduceOp::kProduct, {"logical_and", "got product", "take logical_and"}},

@@ -66,7 +66,7 @@ std::vector<DType> AllTypes() {
 std::vector<Cell> AllCells() {
   std::vector<Cell> cells;
   for (DType dtype : AllTypes()) {
-    for (int32_t op = 0; op <= static_cast<int32_t>(kLastReduceOp); ++op) {
+    for (int32_t op = 0; op <= static_cast<int32_t>(kLastElementwiseOp); ++op) {
       const auto reduce_op = static_cast<ReduceOp>(op);
       if (CheckReducible(dtype, reduce_op).ok()) cells.push_back({dtype, reduce_op});
     }

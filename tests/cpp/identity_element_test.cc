@@ -16,7 +16,7 @@ TEST(a_reduction_with_the_identity_gives_the_other_operand) {
   int cells = 0;
   for (int32_t number = 0; number < 32; ++number) {
     const auto dtype = static_cast<DType>(number);
-    for (int32_t o = 0; o <= static_cast<int32_t>(kLastReduceOp); ++o) {
+    for (int32_t o = 0; o <= static_cast<int32_t>(kLastElementwiseOp); ++o) {
       const auto op = static_cast<ReduceOp>(o);
       if (!CheckReducible(dtype, op).ok()) continue;
       if (IsComplex(dtype) && op == ReduceOp::kProduct) continue;  // changes signs of zeros

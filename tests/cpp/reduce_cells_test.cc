@@ -100,7 +100,7 @@ void ExpectType(DType dtype, const std::function<T(std::mt19937_64&)>& draw,
                 const std::function<T(ReduceOp, const std::vector<T>&)>& reference) {
   std::mt19937_64 random(static_cast<uint64_t>(dtype));
   int cells = 0;
-  for (int number = 0; number <= static_cast<int>(kLastReduceOp); ++number) {
+  for (int number = 0; number <= static_cast<int>(kLastElementwiseOp); ++number) {
     const ReduceOp op = static_cast<ReduceOp>(number);
     if (!CheckReducible(dtype, op).ok()) continue;
     ++cells;

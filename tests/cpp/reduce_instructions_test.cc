@@ -280,7 +280,7 @@ TEST(a_kernel_exists_exactly_where_the_predicate_allows) {
   for (InstructionSet set : kInstructionSets) {
     if (!ProcessorHas(set)) continue;
     for (int32_t number = 0; number < 40; ++number) {
-      for (int32_t op = 0; op <= static_cast<int32_t>(kLastReduceOp); ++op) {
+      for (int32_t op = 0; op <= static_cast<int32_t>(kLastElementwiseOp); ++op) {
         const auto dtype = static_cast<DType>(number);
         const auto reduce_op = static_cast<ReduceOp>(op);
         CHECK_EQ_IN(reduce_block::FindKernel(set, dtype, reduce_op) != nullptr,

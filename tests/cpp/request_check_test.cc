@@ -44,6 +44,20 @@ TEST(arguments_in_which_ranks_may_differ_are_not_judged_here) {
   CHECK_OK(CheckRequest(request, 2));
 }
 
+TEST(adasum_needs_a_power_of_two) {
+  RequestInfo info;
+  info.key = "x";
+  for (int size : {1, 2, 3, 4, 6, 8}) {
+    info.op = ReduceOp::kSum;
+    CHECK_OK(CheckSetSize(info, size));
+    info.op = ReduceOp::kAdasum;
+    const Status status = CheckSetSize(info, size);
+    CHECK_EQ(status.ok(), size != 3 && size != 6);
+    if (status.ok()) continue;
+    CHECK(status.message().find("ranks, got " + std::to_string(size)) != std::string::npos);
+  }
+}
+
 TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
   struct Case {
     CollectiveKind kind;
@@ -67,6 +81,16 @@ TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
          r->info.prescale = 2;
        },
        "floating or complex dtype, got int32"},
+      {CollectiveKind::kReduce, [](Request* r) { r->info.op = ReduceOp::kAdasum; },
+       "supported only by allreduce, not by reduce"},
+      {CollectiveKind::kReduceScatter, [](Request* r) { r->info.op = ReduceOp::kAdasum; },
+       "supported only by allreduce, not by reduce_scatter"},
+      {allreduce,
+       [](Request* r) {
+         r->info.op = ReduceOp::kAdasum;
+         r->info.algorithm = "ring";
+       },
+       "adasum has one algorithm"},
       {allreduce, [](Request* r) { r->info.splits = {4}; }, "allreduce takes no splits"},
       {CollectiveKind::kGather, [](Request* r) { r->info.splits = {4}; }, "gather takes no splits"},
       {CollectiveKind::kGather, [](Request* r) { r->tensors.clear(); }, "one tensor"},

@@ -54,8 +54,7 @@ std::string CheckSchedules(const std::vector<Schedule>& schedules, int slices) {
       }
       for (int peer : step.peers) {
         const bool is_send = step.kind == StepKind::kSend;
-        const bool partial =
-            is_send ? step.own == Place::kPartial : step.kind == StepKind::kReduce && !step.raw;
+        const bool partial = CarriesPartials(step);
         const StreamKey key = is_send ? Stream(rank, peer, step) : Stream(peer, rank, step);
         if (!(is_send ? sent : received).insert({key, partial}).second) {
           return (is_send ? "sent twice: " : "received twice: ") + StreamName(key);
@@ -138,8 +137,9 @@ bool ScheduleRunner::CanRun(size_t rank, size_t index) const {
   if (run.done >= run.total) return false;
   for (int32_t other : step.after) {
     const auto after = static_cast<size_t>(other);
-    const bool same = schedules_[rank].steps[after].slice == step.slice;
-    if (running_[rank][after].done < (same ? run.done + 1 : running_[rank][after].total)) {
+    const Step& earlier = schedules_[rank].steps[after];
+    if (running_[rank][after].done <
+        (BySegment(earlier, step) ? run.done + 1 : running_[rank][after].total)) {
       return false;
     }
   }
@@ -180,6 +180,9 @@ void ScheduleRunner::Send(size_t rank, size_t index, int64_t segment) {
 }
 
 void ScheduleRunner::Commit(Message message) {
+  // A link refuses it.
+  const auto most = std::max<size_t>(64, static_cast<size_t>(options_.segment_bytes));
+  if (message.payload.size() > most) error_ = "a payload that is longer than a segment";
   counts_[message.sender].bytes += message.payload.size();
   ++counts_[message.sender].frames;
   streams_[running_[message.sender][message.step].streams[0]].push_back(std::move(message));
@@ -194,7 +197,8 @@ void ScheduleRunner::Take(size_t rank, size_t index, int64_t segment) {
     Message& m = messages.back();
     if (m.segment != segment) error_ = "segments out of order";
     if (m.payload.size() != memories_[rank]->WireBytes(index, segment)) error_ = "segment length";
-    if (options_.read_late) memories_[m.sender]->Pack(m.step, segment, m.payload.data());
+    const bool is_late = options_.read_late && !MovesDots(schedules_[m.sender].steps[m.step]);
+    if (is_late) memories_[m.sender]->Pack(m.step, segment, m.payload.data());
   }
   if (!error_.empty()) return;
   for (const Message& m : messages) payloads.push_back(m.payload.data());

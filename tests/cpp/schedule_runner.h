@@ -35,7 +35,8 @@ struct RunnerOptions {
   int64_t segment_bytes = 256;
   uint64_t seed = 1;
   // false: a send copies its bytes. true: the receiver reads them from the sender's memory when it
-  // takes the segment, as through shared memory: whatever was overwritten by then shows.
+  // takes the segment, as through shared memory: whatever was overwritten by then shows. (Dots are
+  // overwritten right after they were sent; no transport reads late what is not part of a tensor.)
   bool read_late = false;
   size_t streamed_bytes = kNeverStreamed;
 };

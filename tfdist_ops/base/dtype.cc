@@ -110,6 +110,8 @@ const char* ReduceOpName(ReduceOp op) {
       return "logical_or";
     case ReduceOp::kLogicalXor:
       return "logical_xor";
+    case ReduceOp::kAdasum:
+      return "adasum";
   }
   return "invalid";
 }

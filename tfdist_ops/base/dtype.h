@@ -44,8 +44,11 @@ enum class ReduceOp : int32_t {
   kLogicalAnd = 5,
   kLogicalOr = 6,
   kLogicalXor = 7,
+  kAdasum = 8,  // allreduce alone (collective/adasum.h)
 };
-constexpr ReduceOp kLastReduceOp = ReduceOp::kLogicalXor;
+constexpr ReduceOp kLastReduceOp = ReduceOp::kAdasum;
+// Up to it, operations go element by element: those of collective/reduce_kernels.h.
+constexpr ReduceOp kLastElementwiseOp = ReduceOp::kLogicalXor;
 
 size_t DTypeSize(DType dtype);       // bytes an element; 0 for a type we do not know
 const char* DTypeName(DType dtype);  // TensorFlow's spelling: "float32", "bfloat16", ...

@@ -13,6 +13,16 @@ struct Verdict {
 
 // For types that some operation takes.
 Verdict Judge(DType dtype, ReduceOp op) {
+  if (op == ReduceOp::kAdasum && !IsFloating(dtype)) {
+    const char* expected = IsInteger(dtype)   ? "all but adasum"
+                           : IsComplex(dtype) ? "sum, average or product"
+                                              : "logical_and, logical_or, logical_xor, min or max";
+    const char* remedy = IsComplex(dtype)
+                             ? "Adasum takes real numbers: reduce tf.math.real(value) and "
+                               "tf.math.imag(value), or tf.abs(value)."
+                             : "Cast it first: tf.cast(value, tf.float32).";
+    return {false, expected, remedy};
+  }
   if (IsInteger(dtype)) return {true, "", ""};
   if (dtype == DType::kBool) {
     const bool ok = IsLogical(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
@@ -29,7 +39,7 @@ Verdict Judge(DType dtype, ReduceOp op) {
                                          "tf.math.real(value) or tf.math.imag(value).";
     return {ok, "sum, average or product", remedy};
   }
-  return {!IsLogical(op), "sum, average, min, max or product",
+  return {!IsLogical(op), "sum, average, min, max, product or adasum",
           "Cast it first: tf.cast(value, tf.bool)."};
 }
 

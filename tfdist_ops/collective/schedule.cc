@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "collective/adasum.h"
 #include "collective/slicing.h"
 
 namespace tfdist {
@@ -79,7 +80,23 @@ int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args) {
 
 bool CarriesPartials(const Step& step) {
   if (step.kind == StepKind::kSend) return step.own == Place::kPartial;
+  if (step.kind == StepKind::kCopy) return step.to == Place::kBeside;
   return step.kind == StepKind::kReduce && !step.raw && !step.peers.empty();
+}
+
+bool IsWhole(const Step& step) {
+  return step.kind == StepKind::kDots || step.kind == StepKind::kCombine;
+}
+
+bool MovesDots(const Step& step) { return step.own == Place::kDots; }
+
+bool BySegment(const Step& earlier, const Step& step) {
+  return earlier.slice == step.slice && !IsWhole(earlier) && !IsWhole(step) &&
+         MovesDots(earlier) == MovesDots(step);
+}
+
+int64_t DotsOfSegment(int64_t segment_bytes) {
+  return std::max<int64_t>(1, segment_bytes / static_cast<int64_t>(sizeof(Dots)));
 }
 
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes) {
@@ -88,7 +105,7 @@ int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_b
 }
 
 SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice_elements,
-                     DType dtype, int64_t segment_bytes) {
+                     DType dtype, int64_t segment_bytes, int tensors) {
   std::vector<int64_t> elements = slice_elements;
   for (const JoinedSlice& joined : schedule.joined) {
     const auto first = slice_elements.begin() + joined.first;
@@ -98,6 +115,11 @@ SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice
   SendCount count;
   for (const Step& step : schedule.steps) {
     if (step.kind != StepKind::kSend) continue;
+    if (MovesDots(step)) {
+      count.bytes += static_cast<uint64_t>(tensors) * sizeof(Dots);
+      count.frames += static_cast<uint64_t>(SegmentCount(tensors, DotsOfSegment(segment_bytes)));
+      continue;
+    }
     const int64_t n = elements[static_cast<size_t>(step.slice)];
     const size_t bytes = DTypeSize(CarriesPartials(step) ? AccumulationType(dtype) : dtype);
     count.bytes += static_cast<uint64_t>(n) * bytes;

@@ -25,6 +25,9 @@ enum class StepKind : uint8_t {
   kReduce,  // receive the slice from all of `peers` and reduce it with `own` into `to`: partial
             // results first, then inputs, each in the order of ranks
   kCopy,    // receive the slice from peers[0] into `to`; without peers: from `own`
+  // Adasum (adasum.h); of a whole slice at once, without peers:
+  kDots,     // of each tensor's part of the slice, `own` and kBeside, into kDots
+  kCombine,  // `own` and kBeside, by the factors that follow from kDots, into `to`, which is `own`
 };
 
 // Where the elements of a slice lie on this rank.
@@ -35,6 +38,8 @@ enum class Place : uint8_t {
              // rounded once, by the step that finishes. Lies in the output, unless that is too
              // narrow (half types) or wanted for something else (Schedule::private_partials).
   kHeld,     // on its way to another rank, bit for bit
+  kBeside,   // another rank's partial result, to be combined with the own one
+  kDots,     // Dots of adasum.h, one for each tensor, in place of the elements of the slice
 };
 
 struct Step {
@@ -49,6 +54,7 @@ struct Step {
   bool raw = false;            // kReduce: peers sent untouched inputs, each to be multiplied by
                                // prescale; otherwise partial results
   bool finish = false;         // kReduce: the last reduction of the slice: divide, scale, round
+  bool second = false;         // kDots, kCombine: `own` is the second of the two vectors
 };
 
 // A slice laid out of `count` slices of slicing.h, for steps that move them as one.
@@ -127,16 +133,25 @@ const AlgorithmEntry* FindAlgorithm(CollectiveKind kind, const std::string& name
 
 // Whether what the step sends or receives are partial results, of AccumulationType(dtype).
 bool CarriesPartials(const Step& step);
+// Whether the step works on all of its slice at once: kDots and kCombine. It has one segment.
+bool IsWhole(const Step& step);
+// Whether the step sends or adds up the dots of a slice instead of its elements.
+bool MovesDots(const Step& step);
+// Whether `step` may run for segment k as soon as `earlier`, named in its `after`, has.
+bool BySegment(const Step& earlier, const Step& step);
+// Dots in a segment.
+int64_t DotsOfSegment(int64_t segment_bytes);
 // Elements of a segment: the same for all steps, on all ranks.
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes);
 
-// What `schedule` of one rank sends, for slices of `slice_elements`: payload bytes and frames.
+// What `schedule` of one rank sends, for slices of `slice_elements` of so many tensors that are not
+// empty: payload bytes and frames.
 struct SendCount {
   uint64_t bytes = 0;
   uint64_t frames = 0;
 };
 SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice_elements,
-                     DType dtype, int64_t segment_bytes);
+                     DType dtype, int64_t segment_bytes, int tensors = 1);
 
 }  // namespace tfdist
 

@@ -17,12 +17,13 @@ T* Shifted(T* memory, int64_t elements, size_t element_bytes) {
 }
 
 void Append(Slice* slice, const TensorView& tensor, int64_t begin, int64_t end,
-            size_t element_bytes) {
+            size_t element_bytes, int32_t number = 0) {
   if (begin == end) return;  // a cursor relies on extents that are not empty
   Extent extent;
   extent.input = Shifted(tensor.input, begin, element_bytes);
   extent.output = Shifted(tensor.output, begin, element_bytes);
   extent.elements = end - begin;
+  extent.tensor = number;
   slice->extents.push_back(extent);
   slice->elements += extent.elements;
 }
@@ -56,13 +57,16 @@ void CutAllreduceAgain(const std::vector<TensorView>& tensors, size_t element_by
     slice.elements = 0;
   }
   const auto parts = static_cast<int>(slices->size());
+  int32_t number = 0;
   for (const TensorView& tensor : tensors) {
+    if (tensor.elements == 0) continue;
     for (int part = 0; part < parts; ++part) {
       Append(&(*slices)[static_cast<size_t>(part)], tensor,
              PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part),
-             PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part + 1),
-             element_bytes);
+             PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part + 1), element_bytes,
+             number);
     }
+    ++number;
   }
 }
 

@@ -29,6 +29,7 @@ struct Extent {
   const uint8_t* input = nullptr;
   uint8_t* output = nullptr;
   int64_t elements = 0;
+  int32_t tensor = 0;  // allreduce: its number among the tensors that are not empty
 };
 
 // A slice: extents laid end to end, none of them empty.

@@ -50,6 +50,7 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
       element_bytes_(DTypeSize(reduction.dtype)),
       partial_bytes_(DTypeSize(AccumulationType(reduction.dtype))),
       segment_elements_(ScheduleSegment(schedule_, reduction.dtype, segment_bytes)),
+      dots_of_segment_(DotsOfSegment(segment_bytes)),
       least_streamed_(std::min(kLeastStreamed, streamed_bytes)) {
   const size_t base_slices = slices_.size();
   AppendJoined(schedule_.joined, &slices_);
@@ -75,15 +76,29 @@ void StepMemory::MoveTo(const std::vector<TensorView>& tensors) {
 }
 
 bool StepMemory::InScratch(Place place) const {
-  return place == Place::kHeld || (place == Place::kPartial && (partial_bytes_ != element_bytes_ ||
-                                                                schedule_.private_partials));
+  const bool is_apart = partial_bytes_ != element_bytes_ || schedule_.private_partials;
+  return place == Place::kHeld || place == Place::kBeside || place == Place::kDots ||
+         (place == Place::kPartial && is_apart);
 }
 
 void StepMemory::LayOutScratch(size_t base_slices) {
+  scratch_begins_ = LayOut(base_slices, {Place::kPartial, Place::kHeld});
+  beside_begins_ = LayOut(base_slices, {Place::kBeside});
+  if (scratch_bytes_ > 0) scratch_.reset(new uint8_t[scratch_bytes_]);  // not zeroed
+  const bool has_dots = std::any_of(schedule_.steps.begin(), schedule_.steps.end(), IsWhole);
+  for (size_t s = 0; has_dots && s < base_slices; ++s) {
+    for (const Extent& e : slices_[s].extents) {
+      dots_.resize(std::max(dots_.size(), static_cast<size_t>(e.tensor) + 1));
+    }
+  }
+}
+
+std::vector<size_t> StepMemory::LayOut(size_t base_slices, std::initializer_list<Place> places) {
   std::vector<size_t> bytes(base_slices, 0);  // of an element; 0: the slice needs none
   for (const Step& step : schedule_.steps) {
     for (Place place : {step.own, step.to}) {
-      if (!InScratch(place)) continue;
+      const bool named = std::find(places.begin(), places.end(), place) != places.end();
+      if (!named || !InScratch(place)) continue;
       size_t first = static_cast<size_t>(step.slice);
       size_t count = 1;
       if (first >= base_slices) {
@@ -94,14 +109,15 @@ void StepMemory::LayOutScratch(size_t base_slices) {
       for (size_t s = first; s < first + count; ++s) bytes[s] = std::max(bytes[s], BytesIn(place));
     }
   }
+  std::vector<size_t> begins;  // by slice, the joined ones too
   for (size_t s = 0; s < base_slices; ++s) {
-    scratch_begins_.push_back(scratch_bytes_);
+    begins.push_back(scratch_bytes_);
     scratch_bytes_ += static_cast<size_t>(slices_[s].elements) * bytes[s];
   }
   for (const JoinedSlice& joined : schedule_.joined) {
-    scratch_begins_.push_back(scratch_begins_[static_cast<size_t>(joined.first)]);
+    begins.push_back(begins[static_cast<size_t>(joined.first)]);
   }
-  if (scratch_bytes_ > 0) scratch_.reset(new uint8_t[scratch_bytes_]);  // not zeroed
+  return begins;
 }
 
 size_t StepMemory::bytes() const {
@@ -121,6 +137,9 @@ size_t StepMemory::output_bytes() const {
 }
 
 int64_t StepMemory::segments(size_t step) const {
+  const auto dots = static_cast<int64_t>(dots_.size());
+  if (IsWhole(schedule_.steps[step])) return std::min<int64_t>(1, dots);
+  if (MovesDots(schedule_.steps[step])) return SegmentCount(dots, dots_of_segment_);
   const auto slice = static_cast<size_t>(schedule_.steps[step].slice);
   return SegmentCount(slices_[slice].elements, segment_elements_);
 }
@@ -131,6 +150,7 @@ int64_t StepMemory::Count(size_t step, int64_t segment) const {
 }
 
 size_t StepMemory::WireBytes(size_t step, int64_t segment) const {
+  if (MovesDots(schedule_.steps[step])) return DotsCount(segment) * sizeof(Dots);
   const bool partial = CarriesPartials(schedule_.steps[step]);
   return static_cast<size_t>(std::max<int64_t>(0, Count(step, segment))) *
          (partial ? partial_bytes_ : element_bytes_);
@@ -139,7 +159,8 @@ size_t StepMemory::WireBytes(size_t step, int64_t segment) const {
 // Element `element` of a slice in scratch, or `output`, which is that element's place there.
 uint8_t* StepMemory::At(Place place, int32_t slice, uint8_t* output, int64_t element) {
   if (!InScratch(place)) return output;
-  return scratch_.get() + scratch_begins_[static_cast<size_t>(slice)] +
+  const std::vector<size_t>& begins = place == Place::kBeside ? beside_begins_ : scratch_begins_;
+  return scratch_.get() + begins[static_cast<size_t>(slice)] +
          static_cast<size_t>(element) * BytesIn(place);
 }
 
@@ -147,6 +168,11 @@ uint8_t* StepMemory::At(Place place, int32_t slice, uint8_t* output, int64_t ele
 template <typename Fn>
 void StepMemory::ForEachSent(size_t step, int64_t segment, Fn fn) {
   const Step& s = schedule_.steps[step];
+  if (MovesDots(s)) {
+    fn(reinterpret_cast<const uint8_t*>(dots_.data() + FirstDots(segment)),
+       DotsCount(segment) * sizeof(Dots));
+    return;
+  }
   const size_t bytes = BytesIn(s.own);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
@@ -167,7 +193,7 @@ bool StepMemory::SentLater(size_t step) const {
 
 bool StepMemory::Streams(size_t step, bool also) const {
   const Step& s = schedule_.steps[step];
-  if (!streams_ || s.kind == StepKind::kSend) return false;
+  if (!streams_ || s.kind == StepKind::kSend || IsWhole(s)) return false;
   return s.kind == StepKind::kReduce ? also : !InScratch(s.to) && !SentLater(step);
 }
 
@@ -192,19 +218,36 @@ void StepMemory::Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pie
 void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
                       bool streamed, uint8_t* also, bool streams_also) {
   const Step& s = schedule_.steps[step];
-  if (s.kind == StepKind::kReduce) {
-    Reduce(step, segment, wire, streamed, {also, streams_also});
-    return;
+  const DType partial = AccumulationType(reduction_.dtype);
+  switch (s.kind) {
+    case StepKind::kReduce:
+      if (MovesDots(s)) return AddDots(segment, wire[0]);
+      return Reduce(step, segment, wire, streamed, {also, streams_also});
+    case StepKind::kDots:
+      std::fill(dots_.begin(), dots_.end(), Dots());
+      return ForEachPair(step, [&](uint8_t* own, const uint8_t* beside, int64_t n, Dots* dots) {
+        const Dots part = DotsOf(partial, s.second ? beside : own, s.second ? own : beside, n);
+        *dots = {dots->ab + part.ab, dots->aa + part.aa, dots->bb + part.bb};
+      });
+    case StepKind::kCombine:
+      return ForEachPair(step, [&](uint8_t* own, const uint8_t* beside, int64_t n, Dots* dots) {
+        const PairFactors factors = FactorsOf(*dots);
+        const PairFactors swapped{factors.b, factors.a};
+        AddPair(partial, s.second ? swapped : factors, own, beside, n);
+      });
+    default:
+      break;
   }
+  const size_t element_bytes = BytesIn(s.to);
   const bool streams = Streams(step, false);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
       [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
         const uint8_t* source =
-            wire.empty() ? input : wire[0] + static_cast<size_t>(offset) * element_bytes_;
+            wire.empty() ? input : wire[0] + static_cast<size_t>(offset) * element_bytes;
         uint8_t* target = At(s.to, s.slice, output, begin + offset);
-        const size_t bytes = static_cast<size_t>(n) * element_bytes_;
+        const size_t bytes = static_cast<size_t>(n) * element_bytes;
         if (source == target) return;
         const bool streams_out = streams && input != output;
         if (streamed) {
@@ -216,6 +259,29 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
         }
       });
   if (streams) StreamingFence();
+}
+
+template <typename Fn>
+void StepMemory::ForEachPair(size_t step, Fn fn) {
+  const Step& s = schedule_.steps[step];
+  int64_t begin = 0;
+  for (const Extent& e : slices_[static_cast<size_t>(s.slice)].extents) {
+    fn(At(s.own, s.slice, e.output, begin), At(Place::kBeside, s.slice, nullptr, begin), e.elements,
+       &dots_[static_cast<size_t>(e.tensor)]);
+    begin += e.elements;
+  }
+}
+
+// Both ranks of a pair get the same bits: the order of two numbers does not change their sum.
+void StepMemory::AddDots(int64_t segment, const uint8_t* wire) {
+  const size_t first = FirstDots(segment);
+  for (size_t i = first; i < first + DotsCount(segment); ++i) {
+    Dots& dots = dots_[i];
+    Dots other;
+    std::memcpy(&other, wire, sizeof(Dots));
+    dots = {dots.ab + other.ab, dots.aa + other.aa, dots.bb + other.bb};
+    wire += sizeof(Dots);
+  }
 }
 
 // Partial results come before inputs, as the kernels want it; both in the order of ranks. Two ranks

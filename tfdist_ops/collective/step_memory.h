@@ -5,12 +5,15 @@
 #ifndef TFDIST_OPS_COLLECTIVE_STEP_MEMORY_H_
 #define TFDIST_OPS_COLLECTIVE_STEP_MEMORY_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/span.h"
+#include "collective/adasum.h"
 #include "collective/reduce_kernels.h"
 #include "collective/schedule.h"
 #include "collective/slicing.h"
@@ -63,13 +66,15 @@ class StepMemory {
   int64_t Count(size_t step, int64_t segment) const;
   bool InScratch(Place place) const;
   size_t BytesIn(Place place) const {
-    return place == Place::kPartial ? partial_bytes_ : element_bytes_;
+    return place == Place::kPartial || place == Place::kBeside ? partial_bytes_ : element_bytes_;
   }
   // Of an element of contribution `c`.
   size_t BytesOf(const Reduction& reduction, size_t c) const {
     return c < static_cast<size_t>(reduction.partials) ? partial_bytes_ : element_bytes_;
   }
   void LayOutScratch(size_t base_slices);
+  // Room for the slices that a step names at one of `places`, which share it.
+  std::vector<size_t> LayOut(size_t base_slices, std::initializer_list<Place> places);
   void SetCursors();
   bool SentLater(size_t step) const;
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
@@ -84,6 +89,18 @@ class StepMemory {
   // that is not from the wire.
   void ReduceInBlocks(const Reduction& reduction, std::vector<const uint8_t*> contributions,
                       size_t own, bool streamed, Target out, Target also, int64_t n) const;
+  // For each part of a tensor in the step's slice: fn(own partial result, kBeside, elements, its
+  // tensor's dots).
+  template <typename Fn>
+  void ForEachPair(size_t step, Fn fn);
+  void AddDots(int64_t segment, const uint8_t* wire);
+  // Of a segment of dots: the first one, and their number.
+  size_t FirstDots(int64_t segment) const {
+    return static_cast<size_t>(segment * dots_of_segment_);
+  }
+  size_t DotsCount(int64_t segment) const {
+    return std::min(static_cast<size_t>(dots_of_segment_), dots_.size() - FirstDots(segment));
+  }
   template <typename Fn>  // fn(source, bytes), in the order of the payload
   void ForEachSent(size_t step, int64_t segment, Fn fn);
 
@@ -94,12 +111,15 @@ class StepMemory {
   const size_t element_bytes_;
   const size_t partial_bytes_;  // of an element of a partial result
   const int64_t segment_elements_;
+  const int64_t dots_of_segment_;
   const size_t least_streamed_;         // bytes of a run
   std::vector<SliceCursor> cursors_;    // one a step
-  std::vector<size_t> scratch_begins_;  // by slice
+  std::vector<size_t> scratch_begins_;  // by slice; of kPartial and kHeld
+  std::vector<size_t> beside_begins_;   // of kBeside
   std::unique_ptr<uint8_t[]> scratch_;
   size_t scratch_bytes_ = 0;
   bool streams_ = false;
+  std::vector<Dots> dots_;                     // one a tensor that is not empty
   std::vector<const uint8_t*> contributions_;  // of the reduction in hand
 };
 

@@ -166,7 +166,7 @@ typedef struct tfdist_request {
                        a second one of the same name waits for the first */
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
   int32_t op;       /* ReduceOp of base/dtype.h: 0 sum, 1 average, 2 min, 3 max, 4 product,
-                       5 logical_and, 6 logical_or, 7 logical_xor */
+                       5 logical_and, 6 logical_or, 7 logical_xor, 8 adasum */
   int32_t root;     /* broadcast, reduce, gather, scatter; sendrecv: the sender; all
                        ranks here are numbers in the world, also for a process set */
   int32_t peer;     /* sendrecv: the receiver */

@@ -19,7 +19,8 @@ constexpr int64_t kAhead = 2;
 Reduction ReductionOf(const RequestInfo& info, int contributors) {
   Reduction reduction;
   reduction.dtype = info.dtype;
-  reduction.op = info.op;
+  // The steps of Adasum that reduce have one contribution, which they scale or round.
+  reduction.op = info.op == ReduceOp::kAdasum ? ReduceOp::kSum : info.op;
   reduction.prescale = info.prescale;
   reduction.finish.divide = info.op == ReduceOp::kAverage ? contributors : 1;
   reduction.finish.multiply = info.postscale;
@@ -158,8 +159,8 @@ bool Operation::Ready(size_t index) const {
   const Step& step = memory_.steps()[index];
   return std::all_of(step.after.begin(), step.after.end(), [&](int32_t after) {
     const Running& other = running_[static_cast<size_t>(after)];
-    const bool same = memory_.steps()[static_cast<size_t>(after)].slice == step.slice;
-    return same ? other.done > run.done : other.done == other.total;
+    const Step& earlier = memory_.steps()[static_cast<size_t>(after)];
+    return BySegment(earlier, step) ? other.done > run.done : other.done == other.total;
   });
 }
 
@@ -169,7 +170,7 @@ void Operation::FindTwins(const Links& links) {
   knows_twins_ = true;
   const std::vector<Step>& steps = memory_.steps();
   const auto memory = [&](const Step& step) -> const void* {
-    if (step.kind != StepKind::kSend) return nullptr;
+    if (step.kind != StepKind::kSend || MovesDots(step)) return nullptr;
     const Link* link = links[Global(step.peers[0])].get();
     return link != nullptr ? link->SendMemory() : nullptr;
   };

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <string>
 
+#include "collective/adasum.h"
 #include "collective/ring_order.h"
 #include "scheduler/row_counts.h"
 
@@ -42,6 +43,10 @@ int64_t BytesOf(const std::vector<TensorView>& tensors, DType dtype) {
 StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, int64_t bytes,
                                              const SetView& set, const ScheduleArgs& args,
                                              const Config& config) {
+  if (info.op == ReduceOp::kAdasum && info.kind == CollectiveKind::kAllreduce) {
+    if (AdasumAllreduce().supports(args, info.dtype)) return &AdasumAllreduce();
+    return TFDIST_INTERNAL("no adasum of " + std::to_string(args.size) + " ranks");
+  }
   const std::string& wanted =
       info.algorithm.empty() ? WantedAlgorithm(info.kind, config) : info.algorithm;
   const auto select = [&](const std::string& name) {

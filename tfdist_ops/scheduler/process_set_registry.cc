@@ -101,7 +101,7 @@ Status ProcessSetRegistry::Check(const Request& request) const {
                       ", until all ranks have called tfdist.join(). Call it before, or after it.",
                   ErrorRecord{"mismatch", world_.rank, "", 0, info.key, cause, ""});
   }
-  if (info.set == kWorldSet) return Status();
+  if (info.set == kWorldSet) return CheckSetSize(info, world_.size);
   std::vector<int32_t> ranks = PairSetRanks(info.set, world_.size);
   if (known != nullptr) ranks = known->ranks;
   const std::string name = "process set " + std::to_string(info.set);
@@ -120,7 +120,7 @@ Status ProcessSetRegistry::Check(const Request& request) const {
   if (known != nullptr && known->closing) {
     return InvalidRequest(info.key, name + " is being removed");
   }
-  return Status();
+  return CheckSetSize(info, static_cast<int>(ranks.size()));
 }
 
 // From here on until the answer nothing may be submitted to a set that is removed: "nothing is in

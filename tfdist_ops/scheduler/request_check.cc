@@ -9,6 +9,17 @@
 namespace tfdist {
 namespace {
 
+Status CheckAdasum(const RequestInfo& info) {
+  if (info.kind != CollectiveKind::kAllreduce) {
+    return InvalidRequest(info.key, std::string("adasum is supported only by allreduce, not by ") +
+                                        CollectiveKindName(info.kind));
+  }
+  if (!info.algorithm.empty()) {
+    return InvalidRequest(info.key, "adasum has one algorithm; got \"" + info.algorithm + "\"");
+  }
+  return Status();
+}
+
 Status CheckReduction(const RequestInfo& info) {
   const Status reducible = CheckReducible(info.dtype, info.op);
   if (!reducible.ok()) return InvalidRequest(info.key, reducible.message());
@@ -20,7 +31,7 @@ Status CheckReduction(const RequestInfo& info) {
   if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
     return InvalidRequest(info.key, "prescale and postscale must be finite");
   }
-  return Status();
+  return info.op == ReduceOp::kAdasum ? CheckAdasum(info) : Status();
 }
 
 // Without two ranks there is nobody to agree with.
@@ -37,6 +48,13 @@ Status CheckPair(const RequestInfo& info, int size) {
 Status InvalidRequest(const std::string& name, const std::string& message) {
   return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
                 ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
+}
+
+Status CheckSetSize(const RequestInfo& info, int size) {
+  if (info.op != ReduceOp::kAdasum || (size & (size - 1)) == 0) return Status();
+  return InvalidRequest(info.key,
+                        "adasum needs 1, 2, 4, 8, ... ranks, got " + std::to_string(size) +
+                            ". Use a process set of such a size, or a different operation");
 }
 
 Status CheckRequest(const Request& request, int size) {

@@ -15,6 +15,9 @@ namespace tfdist {
 // `size`: ranks of the world.
 Status CheckRequest(const Request& request, int size);
 
+// INVALID_ARGUMENT when the operation does not work on a process set of so many ranks.
+Status CheckSetSize(const RequestInfo& info, int size);
+
 // INVALID_ARGUMENT: what is wrong with the operation called `name`.
 Status InvalidRequest(const std::string& name, const std::string& message);
 

@@ -1,0 +1,139 @@
+// allreduce by Adasum: halving and doubling as in halving_doubling_allreduce.cc, with the rule of
+// adasum.h instead of an addition.
+//
+//   The own input, scaled, becomes the partial result. Then for each bit of the rank, from the
+//   lowest on, with the ranks that differ in it (the first block: bit 0, the second: bit 1):
+//     exchange    the partner gets one half of what the rank has, the rank its part of the other
+//     dots        of the own part and the partner's, for each tensor
+//     sum         of the dots over the ranks of both blocks, which have the other parts of the same
+//                 two vectors: a butterfly over these ranks
+//     combine     the own part, by the factors that follow from the dots
+//   In the end each rank owns one slice, finishes it, and the halving runs backwards.
+//
+// Ranks: powers of two. On the wire per rank: as halving_doubling, and 24 bytes a tensor in each of
+// log2 size (log2 size + 1) / 2 messages. Partial results of half types travel as float32, also the
+// first ones.
+//
+// Bits: both ranks of a pair add the same two numbers, and each slice is combined by one rank. How
+// a tensor is cut depends only on its length and hint, so fusion does not change its result.
+//
+// In place (input == output): as in halving_doubling.
+#include "collective/adasum.h"
+#include "collective/fold_steps.h"
+#include "collective/schedule.h"
+#include "collective/steps.h"
+
+namespace tfdist {
+namespace {
+
+// kExchange + 2 k, + 1: back; kSum + k: of dots.
+enum Phase : uint16_t { kExchange = 0, kSum = 128 };
+
+bool Supports(const ScheduleArgs& args, DType dtype) {
+  return IsFloating(dtype) && HighestPowerOfTwo(args.size) == args.size;
+}
+
+// Consecutive slices as one.
+int32_t Join(Schedule* schedule, int32_t size, int32_t first, int32_t count) {
+  if (count == 1) return first;
+  schedule->joined.push_back({first, count});
+  return size + static_cast<int32_t>(schedule->joined.size()) - 1;
+}
+
+struct Exchange {
+  uint16_t phase;
+  int32_t peer;
+  int32_t kept;
+  int32_t given;
+  int32_t sent;  // the step that gave
+};
+
+// Sums the dots over the ranks that differ in bits up to `bit`. Returns the last step.
+int32_t AddSumOfDots(Schedule* schedule, int rank, int bit, int32_t slice, uint16_t phase,
+                     int32_t dots) {
+  int32_t last = dots;
+  for (int other = 1; other <= bit; other <<= 1) {
+    const int32_t peer = rank ^ other;
+    Step send = SendFrom(Place::kDots, phase, slice, peer, last);
+    Step sum = ReduceInputs(phase, slice, {peer}, /*finish=*/false);
+    send.label = sum.label = 0;
+    sum.own = sum.to = Place::kDots;
+    const int32_t sent = Add(schedule, send);
+    sum.after = After({last, sent}).steps();
+    last = Add(schedule, sum);
+  }
+  return last;
+}
+
+// One level: both blocks become one. Returns the exchange; *last is the step after which the own
+// part is combined.
+Exchange AddLevel(Schedule* schedule, const ScheduleArgs& args, int level, int32_t* begin,
+                  int32_t* last) {
+  const int bit = 1 << level;
+  const int32_t half = args.size / bit / 2;
+  const bool second = (args.rank & bit) != 0;
+  const int32_t upper = *begin + half;
+  Exchange e{static_cast<uint16_t>(kExchange + 2 * level), args.rank ^ bit, 0, 0, -1};
+  e.kept = Join(schedule, args.size, second ? upper : *begin, half);
+  e.given = Join(schedule, args.size, second ? *begin : upper, half);
+  if (second) *begin = upper;
+  Step send = SendPartial(e.phase, e.given, e.peer, *last);
+  Step receive = CopyFrom(e.phase, e.kept, e.peer, *last);
+  send.label = receive.label = 0;
+  receive.to = Place::kBeside;
+  e.sent = Add(schedule, send);
+  const int32_t received = Add(schedule, receive);
+  Step dots;
+  dots.kind = StepKind::kDots;
+  dots.slice = e.kept;
+  dots.own = Place::kPartial;
+  dots.to = Place::kDots;
+  dots.second = second;
+  dots.after = After({*last, received}).steps();
+  const int32_t own = Add(schedule, dots);
+  Step combine = dots;
+  combine.kind = StepKind::kCombine;
+  combine.to = Place::kPartial;
+  combine.after = {
+      AddSumOfDots(schedule, args.rank, bit, e.kept, static_cast<uint16_t>(kSum + level), own)};
+  *last = Add(schedule, combine);
+  return e;
+}
+
+Schedule Make(const ScheduleArgs& args) {
+  Schedule schedule;
+  if (args.size == 1) {
+    Add(&schedule, Local(0));
+    return schedule;
+  }
+  schedule.partials = true;
+  Step scale = ReduceInputs(0, Join(&schedule, args.size, 0, args.size), {}, /*finish=*/false);
+  int32_t last = Add(&schedule, scale);
+  int32_t begin = 0;
+  std::vector<Exchange> exchanges;
+  for (int level = 0; 1 << level < args.size; ++level) {
+    exchanges.push_back(AddLevel(&schedule, args, level, &begin, &last));
+  }
+  Step finish = ReduceInputs(0, begin, {}, /*finish=*/true);
+  finish.own = Place::kPartial;
+  finish.after = {last};
+  After have = Add(&schedule, finish);  // what wrote the slices that are complete here
+  for (auto e = exchanges.rbegin(); e != exchanges.rend(); ++e) {
+    const auto phase = static_cast<uint16_t>(e->phase + 1);
+    Step send = SendOutput(phase, e->kept, e->peer, have);
+    Step copy = CopyFrom(phase, e->given, e->peer, e->sent);
+    send.label = copy.label = 0;
+    Add(&schedule, send);
+    have.And(Add(&schedule, copy));
+  }
+  return schedule;
+}
+
+}  // namespace
+
+const AlgorithmEntry& AdasumAllreduce() {
+  static const AlgorithmEntry entry{"adasum", CollectiveKind::kAllreduce, Supports, Make};
+  return entry;
+}
+
+}  // namespace tfdist
