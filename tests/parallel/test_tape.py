@@ -224,7 +224,7 @@ def test_what_is_not_reduced_is_refused():
     assert jacobian.startswith("NotImplementedError") and "jacobian()" in jacobian
     assert batch_jacobian == jacobian
     assert tape.startswith("TypeError") and "tf.GradientTape" in tape
-    assert op.startswith("ValueError") and "AVERAGE or SUM" in op
+    assert op.startswith("ValueError") and "AVERAGE, SUM or ADASUM" in op
 
 
 @pytest.mark.parametrize("option", ["persistent", "watch_accessed_variables"])

@@ -38,7 +38,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("dtype", REDUCIBLE)
-@pytest.mark.parametrize("op", [op for op in ReduceOp if "LOGICAL" not in op.name])
+@pytest.mark.parametrize("op", [op for op in ReduceOp if op <= ReduceOp.PRODUCT])
 def test_allreduce_of_one_rank_is_the_identity(dtype, op):
     for shape in SHAPES:
         x = numbers(shape, dtype)
@@ -149,11 +149,11 @@ def test_the_input_keeps_its_value():
         (lambda x: tfdist.allreduce(1, prescale=0.5), ValueError, "prescale=1"),
         (lambda x: tfdist.allreduce(1, postscale=2.0), ValueError, "postscale=1"),
         (lambda x: tfdist.allreduce(x, prescale=np.nan), ValueError, "finite"),
-        (lambda x: tfdist.allreduce(x, op=8), ValueError, "got 8"),
+        (lambda x: tfdist.allreduce(x, op=9), ValueError, "got 9"),
         (
             lambda x: tfdist.allreduce(x, op="sum"),
             ValueError,
-            "tfdist.ReduceOp.SUM, .*tfdist.ReduceOp.LOGICAL_XOR, got 'sum'",
+            "tfdist.ReduceOp.SUM, .*tfdist.ReduceOp.ADASUM, got 'sum'",
         ),
         (lambda x: tfdist.allreduce(x, timeout_s=0), ValueError, "timeout_s"),
         *(

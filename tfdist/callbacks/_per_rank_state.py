@@ -1,6 +1,7 @@
 """Handles training state that may differ between ranks with equal weights.
 
-This state consists of local variables with their slots, and of accumulated gradients.
+This state consists of local variables with their slots, of accumulated gradients, and
+of the slots of optimizers that use Adasum.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tfdist.collectives.local_variables import identity
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
 from tfdist.gradients import accumulation
+from tfdist.training.adasum import own_slots
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 from tfdist.training.optimizer_mixins import ReducesUpdates
 
@@ -41,6 +43,7 @@ def own_variables(model: keras.Model) -> list[Any]:
     for optimizer in optimizers_of(model):
         own += _accumulated(optimizer)
         own += _local(optimizer, model.non_trainable_variables)
+        own += own_slots(optimizer)
     return own
 
 

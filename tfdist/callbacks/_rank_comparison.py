@@ -150,9 +150,9 @@ def ranks_that_train(model: keras.Model) -> Sequence[int]:
 def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
     """Returns the variables that have to be equal on all ranks, with their kinds.
 
-    Excluded are local variables and their slots, moving statistics of each rank's own
-    batches, states of stateful layers, accumulated gradients, and variables whose
-    optimizer reduces over other ranks.
+    Excluded are local variables and their slots, the slots of an optimizer that uses
+    Adasum, moving statistics of each rank's own batches, states of stateful layers,
+    accumulated gradients, and variables whose optimizer reduces over other ranks.
     """
     optimizers = optimizers_of(model)
     own = set(map(identity, own_variables(model)))

@@ -39,10 +39,10 @@ class BroadcastInitialState(RankCallback):
 
     In a later `fit`, if all ranks have trained for the same number of steps and have
     equal weights, each rank keeps its local variables (`local_variables`) with their
-    slots, and its accumulated gradients (`gradient_accumulation_steps`). If the ranks
-    differ, because one of them has loaded a different state, all ranks get this state
-    from `root`, too. Accumulated gradients with a `weight` are then discarded, with a
-    warning.
+    slots, the slots of an optimizer with `op=ReduceOp.ADASUM`, and its accumulated
+    gradients (`gradient_accumulation_steps`). If the ranks differ, because one of them
+    has loaded a different state, all ranks get this state from `root`, too. Accumulated
+    gradients with a `weight` are then discarded, with a warning.
 
     The random number generators of layers (dropout, noise, augmentation) are also
     derived from those of `root`. By default each rank gets a different seed, so that

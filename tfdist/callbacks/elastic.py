@@ -163,15 +163,22 @@ class Elastic(RankCallback):
 
     def _needs_weights(self, is_elastic: bool) -> bool:
         options = getattr(self.model.optimizer, "tfdist_options", None)
-        is_average = options is not None and options.op == ReduceOp.AVERAGE
-        if not is_average or self._source.is_per_rank:
+        op = None if options is None else options.op
+        if op not in (ReduceOp.AVERAGE, ReduceOp.ADASUM) or self._source.is_per_rank:
             return False
         sizes: Sequence[int] = [runtime.size()]
         if is_elastic:
             sizes = range(1, renewal.largest_size(os.environ) + 1)
-        return any(
+        needs = any(
             one % size for size in sizes for one in self._source.step_sizes(size)
         )
+        if needs and op is ReduceOp.ADASUM:
+            raise ValueError(
+                "op=tfdist.ReduceOp.ADASUM cannot weight the parts of a batch, which "
+                f"{runtime.size()} ranks cannot divide equally. Use a global_batch "
+                "that they can divide, with drop_remainder=True."
+            )
+        return needs
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
         """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.callbacks._base import RankCallback, optimizer_of_one_rate
 from tfdist.callbacks._learning_rates import ScalableRate
+from tfdist.collectives import ReduceOp
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
 from tfdist.core.registry import WeakRegistry
@@ -79,6 +80,14 @@ class LearningRateScale(RankCallback):
                     rate.base,
                 )
             return
+        options = getattr(self.model.optimizer, "tfdist_options", None)
+        is_adasum = options is not None and options.op == ReduceOp.ADASUM
+        if is_adasum and self.multiplier is None and runtime.rank() == self._first:
+            _logger.warning(
+                "LearningRateScale multiplies the rate by the number of ranks, but "
+                "op=tfdist.ReduceOp.ADASUM is meant for the rate of one rank. Leave "
+                "out LearningRateScale."
+            )
         rate.set(rate.get() * (self.multiplier or len(members_of(self._ranks))))
         if rate.needs_retrace:
             self.model.make_train_function(force=True)

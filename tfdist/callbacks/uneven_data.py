@@ -231,11 +231,17 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "ended gets the state of a different rank, which has different local "
             "variables. Use tfdist.data.shard(...) without UnevenData."
         )
+    if options is not None and options.op == ReduceOp.ADASUM:
+        raise NotImplementedError(
+            "UnevenData cannot be used with op=tfdist.ReduceOp.ADASUM: a rank whose "
+            "data have ended gets the state of a different rank, which has different "
+            "slots. Use tfdist.data.shard(...) without UnevenData."
+        )
     if weighted and options is not None and options.op != ReduceOp.AVERAGE:
         raise ValueError(
             "UnevenData weights the ranks' batches for an average, but the optimizer "
-            "reduces with op=SUM. Use DistributedOptimizer(optimizer) or "
-            "UnevenData(weighted=False)."
+            f"reduces with op={options.op.name}. Use DistributedOptimizer(optimizer) "
+            "or UnevenData(weighted=False)."
         )
     reductions = reductions_of(model)
     sums = [one for one in SUMS if one in reductions]

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import _arguments
-from tfdist.collectives.reduce_op import ReduceOp
+from tfdist.collectives.reduce_op import ReduceOp, check_adasum
 from tfdist.collectives.tf_ops import emit
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
@@ -31,10 +31,10 @@ def allreduce(
         tensor: tensor, NumPy array or variable of any shape `S`. Shape and dtype must
             be equal on all ranks. The dtype is integer, floating-point (16 bits or
             more), complex or bool.
-        op: the reduction; default `ReduceOp.AVERAGE`. Integers support all operations;
-            floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT; complex types SUM,
-            AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR, LOGICAL_XOR, MIN and MAX.
-            See `ReduceOp` for overflow, NaN and rounding.
+        op: the reduction; default `ReduceOp.AVERAGE`. Integers support all but ADASUM;
+            floating-point types SUM, AVERAGE, MIN, MAX, PRODUCT and ADASUM; complex
+            types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR, LOGICAL_XOR,
+            MIN and MAX. See `ReduceOp` for overflow, NaN, rounding and ADASUM.
         name: name that pairs the calls of the ranks. Default: derived from the place of
             the call in the traced function. Pass a name if ranks may trace several
             calls in different orders, or if several threads call operations. Each
@@ -52,8 +52,9 @@ def allreduce(
 
     Raises:
         TypeError: `op` does not support the dtype; the message suggests a fix.
-        ValueError: `prescale` or `postscale` is not 1 for integers or bool, or
-            `timeout_s` is not above 0.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool,
+            `timeout_s` is not above 0, or the number of ranks is not a power of two
+            (ADASUM).
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
@@ -70,6 +71,7 @@ def allreduce(
         On two ranks, `[1, 2, 3]` on one rank and `[1, 0, 1]` on the other add up to
         `[2, 2, 4]` on both ranks.
     """
+    check_adasum(op, "allreduce", process_set)
     if process_set is None:
         cached = _cached_call(tensor, op, name, prescale, postscale, timeout_s)
         if cached is not None:
@@ -136,8 +138,9 @@ def grouped_allreduce(
 
     Raises:
         TypeError: `op` does not support a dtype; the message suggests a fix.
-        ValueError: `prescale` or `postscale` is not 1 for integers or bool, or
-            `timeout_s` is not above 0.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool,
+            `timeout_s` is not above 0, or the number of ranks is not a power of two
+            (ADASUM).
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
@@ -150,6 +153,7 @@ def grouped_allreduce(
         >>> float(a), b.numpy().tolist()
         (2.0, [3.0])
     """
+    check_adasum(op, "grouped_allreduce", process_set)
     values = [_arguments.reducible(t, op, "grouped_allreduce") for t in tensors]
     scales = [_arguments.scales_of(prescale, postscale, v.dtype) for v in values]
     base = operation_name("grouped_allreduce", name, process_set=id_of(process_set))

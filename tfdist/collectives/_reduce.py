@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import _arguments
-from tfdist.collectives.reduce_op import ReduceOp
+from tfdist.collectives.reduce_op import ReduceOp, check_adasum
 from tfdist.collectives.tf_ops import emit
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
@@ -30,7 +30,8 @@ def reduce(
     Args:
         tensor: as in `allreduce`, of any shape `S`, which must be equal on all ranks.
         root: rank that gets the result; must be equal on all ranks. Default: 0.
-        op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
+        op: the reduction, as in `allreduce`, without ADASUM; default
+            `ReduceOp.AVERAGE`.
         name: name that pairs the calls of the ranks. Default: derived from the place of
             the call in the traced function.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
@@ -65,6 +66,7 @@ def reduce(
         On two ranks, `[1, 2]` on rank 0 and `[1, 0]` on rank 1 give `[2, 2]` on rank 0,
         while rank 1 keeps `[1, 0]`.
     """
+    check_adasum(op, "reduce", process_set)
     value = _arguments.reducible(tensor, op, "reduce")
     return emit.reduce(
         [value],
@@ -101,7 +103,8 @@ def reduce_scatter(
             one for each rank, with the sum `rows`. Must be equal on all ranks. Default:
             as even as possible; each of the first `rows % size` ranks gets one more
             row.
-        op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
+        op: the reduction, as in `allreduce`, without ADASUM; default
+            `ReduceOp.AVERAGE`.
         name: name that pairs the calls of the ranks. Default: derived from the place of
             the call in the traced function.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
@@ -136,6 +139,7 @@ def reduce_scatter(
         on rank 0 and `[4]` on rank 1. With `splits=[1, 2]`, they give `[2]` and `[2,
         4]`.
     """
+    check_adasum(op, "reduce_scatter", process_set)
     value = _arguments.reducible(tensor, op, "reduce_scatter")
     return emit.reduce_scatter(
         value,

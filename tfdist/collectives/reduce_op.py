@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.core import engines, native
+from tfdist.core.process_sets import ProcessSet, members_of
 
 
 class ReduceOp(enum.IntEnum):
@@ -17,9 +18,9 @@ class ReduceOp(enum.IntEnum):
     ===================================  ==========================================
     dtype                                operations
     ===================================  ==========================================
-    int8 to int64, uint8 to uint64       all
+    int8 to int64, uint8 to uint64       all but ADASUM
     bool                                 MIN, MAX, LOGICAL_*
-    float16, bfloat16, float32, float64  SUM, AVERAGE, MIN, MAX, PRODUCT
+    float16, bfloat16, float32, float64  SUM, AVERAGE, MIN, MAX, PRODUCT, ADASUM
     complex64, complex128                SUM, AVERAGE, PRODUCT
     float8_e5m2, float8_e4m3fn           none: cast to bfloat16
     ===================================  ==========================================
@@ -35,6 +36,13 @@ class ReduceOp(enum.IntEnum):
     - LOGICAL_* treat every nonzero number as true, as NumPy's `logical_and` does. The
       result keeps the dtype and is 0 or 1. LOGICAL_XOR is true if the value is true on
       an odd number of ranks. They are not bitwise operations.
+    - ADASUM adds tensors that are orthogonal, and averages tensors that are equal. For
+      two ranks, the result is `(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`; for
+      more, ranks 0 and 1 are combined, ranks 2 and 3, then both results, and so on.
+      Each tensor of a list is reduced by itself. The number of ranks has to be a power
+      of two, and only `allreduce`, `grouped_allreduce`, `DistributedGradientTape` and
+      `DistributedOptimizer` support it. Source: Maleki et al., Scaling Distributed
+      Training with Adaptive Summation, MLSys 2021 (arXiv:2006.02924).
     """
 
     SUM = 0
@@ -45,6 +53,7 @@ class ReduceOp(enum.IntEnum):
     LOGICAL_AND = 5
     LOGICAL_OR = 6
     LOGICAL_XOR = 7
+    ADASUM = 8
 
 
 _OPS = frozenset(ReduceOp)
@@ -65,6 +74,40 @@ def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
         refusal = engine.refusal(number, reduce_op_number(op))
     if refusal is not None:
         raise TypeError(f"tfdist.{function}: {refusal}")
+
+
+def check_adasum(op: Any, function: str, process_set: ProcessSet | None) -> None:
+    """Raises if `op` is ADASUM and this function or number of ranks does not allow it.
+
+    Args:
+        op: a `ReduceOp`.
+        function: name of the public function that is called.
+        process_set: the ranks that take part; None: all.
+
+    Raises:
+        ValueError: the function is not an allreduce, or the number of ranks is not a
+            power of two.
+
+    Example:
+        >>> import tfdist
+        >>> from tfdist.collectives.reduce_op import ReduceOp, check_adasum
+        >>> tfdist.init()
+        >>> check_adasum(ReduceOp.ADASUM, "allreduce", None)
+    """
+    if op is not ReduceOp.ADASUM and op != ReduceOp.ADASUM:
+        return
+    if function in ("reduce", "reduce_scatter"):
+        raise ValueError(
+            f"tfdist.{function} does not support op=tfdist.ReduceOp.ADASUM. Use "
+            "tfdist.allreduce."
+        )
+    size = len(members_of(process_set))
+    if size & (size - 1):
+        raise ValueError(
+            "op=tfdist.ReduceOp.ADASUM needs 1, 2, 4, 8, ... ranks (a power of two), "
+            f"got {size}. Start the job with that many ranks, pass a process_set "
+            "of that size, or use op=tfdist.ReduceOp.AVERAGE."
+        )
 
 
 def reduce_op_number(op: Any) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
+from tfdist.collectives.reduce_op import check_adasum
+from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
+from tfdist.core.rendezvous import renewal
 from tfdist.gradients.codec import (
     Codec,
     check_compression,
@@ -26,12 +30,12 @@ class ReduceOptions:
     """The options that `DistributedGradientTape` and `DistributedOptimizer` share.
 
     Args:
-        op: operation that combines the ranks' gradients, `AVERAGE` or `SUM`.
+        op: operation that combines the ranks' gradients: `AVERAGE`, `SUM` or `ADASUM`.
         name: distinguishes lists of gradients that are otherwise equal.
         process_set: the ranks that take part; None: all.
         compression: a key of `codec.CODECS`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
-            only for small tables (`sparse.TABLE_BYTES`).
+            only for small tables (`sparse.TABLE_BYTES`); with ADASUM, all.
         local_variables: variables whose gradients are not reduced; None: there are
             none.
         scale_local_gradients: whether the gradients of local variables are multiplied
@@ -45,7 +49,9 @@ class ReduceOptions:
     Raises:
         ValueError: `op`, `compression`, `xla` or the factor is invalid, `process_set`
             has been removed, `scale_local_gradients` is False without local variables,
-            or a predivide factor is given for a sum.
+            a predivide factor is given without an average, or ADASUM is used with
+            `sparse_as_dense=False` or a number of ranks that is not a power of two.
+        NotImplementedError: ADASUM is used in an elastic job.
         TypeError: `process_set` is not a process set.
     """
 
@@ -61,9 +67,9 @@ class ReduceOptions:
     xla: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             raise ValueError(
-                "Expected op=tfdist.ReduceOp.AVERAGE or SUM for gradients, got "
+                "Expected op=tfdist.ReduceOp.AVERAGE, SUM or ADASUM for gradients, got "
                 f"{self.op!r}: other reductions are not valid for training."
             )
         object.__setattr__(self, "op", ReduceOp(self.op))
@@ -87,13 +93,31 @@ class ReduceOptions:
                 "Pass local_variables, or leave out scale_local_gradients."
             )
         check_predivide_factor(self.gradient_predivide_factor)
-        if self.gradient_predivide_factor != 1 and self.op is ReduceOp.SUM:
+        if self.gradient_predivide_factor != 1 and self.op is not ReduceOp.AVERAGE:
             raise ValueError(
                 "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
-                "got SUM. The factor only applies to averages. Leave out op or "
-                "gradient_predivide_factor."
+                f"got {self.op.name}. The factor only applies to averages. Leave out "
+                "op or gradient_predivide_factor."
             )
         id_of(self.process_set)  # raises if the set has been removed
+        if self.op is ReduceOp.ADASUM:
+            self._check_adasum()
+
+    def _check_adasum(self) -> None:
+        if renewal.is_elastic(os.environ):
+            raise NotImplementedError(
+                "op=tfdist.ReduceOp.ADASUM needs a power of two of ranks, and an "
+                "elastic job can have other numbers. Start the job without --min-np, "
+                "or use op=tfdist.ReduceOp.AVERAGE."
+            )
+        if runtime.is_initialized():
+            check_adasum(self.op, "allreduce", self.process_set)
+        if self.sparse_as_dense is False:
+            raise ValueError(
+                "sparse_as_dense=False cannot be used with op=tfdist.ReduceOp.ADASUM, "
+                "which combines whole tensors. Leave it out."
+            )
+        object.__setattr__(self, "sparse_as_dense", True)
 
     def summing(self) -> ReduceOptions:
         """Returns the options for gradients whose sum over the ranks is the average."""
@@ -124,7 +148,7 @@ class ReduceOptions:
         Only this rank's loss depends on the variable, so the gradient of the mean over
         the ranks' losses is 1/size of the gradient of this rank's loss.
         """
-        if self.op is ReduceOp.SUM or not self.scale_local_gradients:
+        if self.op is not ReduceOp.AVERAGE or not self.scale_local_gradients:
             return 1.0
         return 1.0 / len(members_of(self.process_set))
 

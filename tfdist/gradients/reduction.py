@@ -69,8 +69,8 @@ def reduce_gradients(
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
         InsideXlaError: XLA compiles the graph, but cannot compile this reduction
             (`xla.reduced_by_xla`).
-        ValueError: the lists differ in length, or a weight is given for a sum,
-            or for the variables of a synchronised batch normalisation.
+        ValueError: the lists differ in length, or a weight is given without an
+            average or for the variables of a synchronised batch normalisation.
     """
     runtime.check_initialized()
     runtime.note_gradients()
@@ -80,6 +80,9 @@ def reduce_gradients(
             "xla='off' was given" if options.xla == "off" else None,
             _WEIGHTED if weight is not None else None,
             "TFDIST_ATOMIC_STEPS=1" if gated() else None,
+            "op=tfdist.ReduceOp.ADASUM is used"
+            if options.op is ReduceOp.ADASUM
+            else None,
         ]
     )
     use = BY_XLA if in_xla else BY_OPERATIONS
@@ -191,16 +194,18 @@ def fill_missing(
     options: ReduceOptions,
     *,
     is_weighted: bool = False,
+    why: str = "gradients are accumulated",
 ) -> list[tf.Tensor | None]:
     """Replaces missing gradients by zeros if another rank has the gradient.
 
-    Used for gradients that each rank accumulates before they are reduced. For arguments
-    and errors, see `reduce_gradients`. `is_weighted` has to be equal on all ranks.
+    Used for gradients that each rank accumulates, or uses for a step of its own, before
+    anything is reduced. For arguments and errors, see `reduce_gradients`. `is_weighted`
+    has to be equal on all ranks; `why` is part of the error inside XLA.
 
     Returns:
         Dense gradients; `None` for variables without a gradient on any rank.
     """
-    xla_context.check_not_xla("gradients are accumulated")
+    xla_context.check_not_xla(why)
     options = dataclasses.replace(options, sparse_as_dense=True)
     use = "accumulated weighted" if is_weighted else "accumulated"
     full: list[Any] = _complete(grads, variables, options, use)[0]
@@ -278,9 +283,12 @@ def _check_average(options: ReduceOptions) -> None:
             "scale_local_gradients."
         )
     if options.op is not ReduceOp.AVERAGE:
+        remedy = "Multiply this rank's loss by the weight instead."
+        if options.op is ReduceOp.ADASUM:
+            remedy = "Give all ranks batches of the same size."
         raise ValueError(
-            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM, which does not "
-            "use weights. Multiply this rank's loss by the weight instead."
+            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got "
+            f"{options.op.name}, which does not use weights. {remedy}"
         )
 
 

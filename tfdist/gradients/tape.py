@@ -27,7 +27,9 @@ class DistributedGradientTape:
     Args:
         tape: a `tf.GradientTape` that has recorded, or will record, the loss;
             default: a new one.
-        op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
+        op: `ReduceOp.AVERAGE` (default), `ReduceOp.SUM`, or `ReduceOp.ADASUM`, which
+            adds orthogonal gradients and averages equal ones (see `ReduceOp` and
+            docs/large-batches.md).
         name: distinguishes tapes that reduce equal lists of variables in one graph;
             default: they are distinguished by their order. Tapes that are used in
             different threads need different names.
@@ -39,7 +41,7 @@ class DistributedGradientTape:
             65504; a larger gradient becomes infinite. Default: no compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for tables of 8 MiB or more. With
+            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM or
             `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
             function that accepts a variable and returns a bool. They have to be the
@@ -53,7 +55,8 @@ class DistributedGradientTape:
 
     Raises:
         TypeError: `tape` is not a `tf.GradientTape`.
-        ValueError: `op` is neither sum nor average, or `compression` is unknown.
+        ValueError: `op` is not one of these, `compression` is unknown, or ADASUM is
+            used with a number of ranks that is not a power of two.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -166,7 +169,7 @@ class DistributedGradientTape:
 
         Raises:
             TypeError: a source is not a variable.
-            ValueError: a weight is given with `op=SUM`, or is not a scalar.
+            ValueError: a weight is given without an average, or is not a scalar.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """

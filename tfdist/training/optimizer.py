@@ -17,6 +17,7 @@ from tfdist.collectives.local_variables import LocalVariables, check_clips_each_
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients.nan_policy import check_nan_policy
 from tfdist.gradients.options import ReduceOptions
+from tfdist.training.adasum import WITH_ADASUM
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class
 
@@ -50,7 +51,11 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Args:
         optimizer: a Keras optimizer, e.g. `keras.optimizers.Adam(1e-3)`.
         op: `ReduceOp.AVERAGE` (default): the gradient of the mean over all ranks;
-            `ReduceOp.SUM`.
+            `ReduceOp.SUM`; or `ReduceOp.ADASUM`: every rank takes the step of this
+            optimizer with its own gradients, and the changes of the weights are
+            combined by Adasum (see docs/large-batches.md). The optimizer's slots then
+            differ between the ranks, and a checkpoint has those of rank 0. The number
+            of ranks has to be a power of two.
         name: distinguishes optimizers that reduce equal lists of variables in one
             graph; default: they are distinguished by their order. Optimizers that are
             used in different threads need different names.
@@ -62,7 +67,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             65504; a larger gradient becomes infinite. Default: no compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for tables of 8 MiB or more. With
+            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM or
             `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
             function that accepts a variable and returns a bool. They have to be the
@@ -86,8 +91,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     of samples; `apply_gradients` also accepts `weight`.
 
     Methods that a custom class overrides (`apply`, `apply_gradients`, `update_step`)
-    get the reduced gradients. With `gradient_accumulation_steps`, `apply` and
-    `apply_gradients` get this rank's gradients of each batch, as in Keras. Additional
+    get the reduced gradients; with ADASUM, this rank's own gradients. With
+    `gradient_accumulation_steps`, `apply` and `apply_gradients` get this rank's
+    gradients of each batch, as in Keras. Additional
     arguments are passed on by name.
 
     Returns:
@@ -96,7 +102,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Raises:
         TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
             accepted, because they do not show the learning rate.
-        ValueError: `optimizer` is already wrapped, `op` is neither sum nor average,
+        ValueError: `optimizer` is already wrapped, `op` is not one of these,
             `compression`, `nan_policy` or `xla` is unknown, `nan_policy` is given for a
             `LossScaleOptimizer`, or `local_variables` for an optimizer with
             `global_clipnorm`.
@@ -154,6 +160,14 @@ def wrap_optimizer(
             optimizer, name="loss_scale_optimizer"
         )
         mixin = ReducingWithAddedScale
+    if options.op is ReduceOp.ADASUM:
+        if options.compression == "fp16":
+            raise ValueError(
+                "compression='fp16' cannot be used with DistributedOptimizer(op="
+                "tfdist.ReduceOp.ADASUM), which sends changes of the weights: small "
+                "ones would become 0. Use compression='bf16', or none."
+            )
+        mixin = WITH_ADASUM[mixin]
     if nan_policy and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"nan_policy={nan_policy!r} was given with a LossScaleOptimizer "

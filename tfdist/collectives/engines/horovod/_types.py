@@ -68,7 +68,7 @@ def way_of(dtype: tf.DType, op: ReduceOp) -> Way | None:
     if op in _LOGICAL:
         fits = dtype in REDUCED or dtype == tf.bool
         return Way(_LOGICAL[op], truth=True) if fits else None
-    if dtype not in REDUCED:
+    if dtype not in REDUCED or op not in _PLAIN:
         return None
     return Way(_PLAIN[op], divides=op is ReduceOp.AVERAGE)
 
@@ -77,6 +77,11 @@ def refusal(dtype: tf.DType, op: ReduceOp) -> str | None:
     """Returns the reason why Horovod cannot reduce `dtype` by `op`, or None."""
     if way_of(dtype, op) is not None:
         return None
+    if op is ReduceOp.ADASUM:
+        return (
+            "Horovod's engine has no ADASUM. Use the native engine, which has: unset "
+            "TFDIST_ENGINE on all ranks."
+        )
     known = ", ".join(sorted(one.name for one in REDUCED))
     return (
         f"Horovod does not reduce {dtype.name} by {op.name}; expected one of {known} "
