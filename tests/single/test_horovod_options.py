@@ -29,8 +29,6 @@ WRAPPERS = {
     ),
 }
 WRONG = [
-    ({"op": hvd.Adasum}, ValueError, "Adasum is not part of tfdist"),
-    ({"op": hvd.Adasum}, NotImplementedError, "LearningRateWarmup"),
     ({"op": hvd.Max}, ValueError, "only supports Average and Sum"),
     (
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},

@@ -111,8 +111,7 @@ def test_average_and_op():
     for wrong in (6, -1, "sum", True, None, 1.0):
         with pytest.raises(ValueError, match="Expected op to be one of hvd.Average"):
             reduce_ops.name_of(wrong)
-    with pytest.raises(NotImplementedError, match="LearningRateWarmup"):
-        reduce_ops.name_of(hvd.Adasum)
+    assert reduce_ops.name_of(hvd.Adasum) == "ADASUM"
 
 
 def test_powers_of_two_and_lists_and_versions():
@@ -214,7 +213,23 @@ def test_process_sets_that_are_not_bound(world):
 def test_what_is_refused_says_what_to_do(world):
     x = tf.constant([1.0])
     for call, error, words in (
-        (lambda: hvd.allreduce(x, op=hvd.Adasum), NotImplementedError, "hvd.Average"),
+        (lambda: hvd.reducescatter(x, op=hvd.Adasum), ValueError, "allreduce"),
+        (
+            lambda: hvd.allreduce(tf.IndexedSlices(x, [0]), op=hvd.Adasum),
+            *(NotImplementedError, "convert_to_tensor"),
+        ),
+        (
+            lambda: hvd.DistributedOptimizer(
+                tf.compat.v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum
+            ),
+            *(NotImplementedError, "Use a Keras optimizer"),
+        ),
+        (
+            lambda: hvd.DistributedOptimizer(
+                keras.optimizers.SGD(), op=hvd.Adasum, backward_passes_per_step=2
+            ),
+            *(ValueError, "Use a larger batch"),
+        ),
         (
             lambda: hvd.allreduce(tf.IndexedSlices(x, [0]), op=hvd.Max),
             NotImplementedError,

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import (
     check_clips_each_alone,
     with_local_variable,
@@ -208,7 +209,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             equal.
         gradient_predivide_factor: f: gradients are multiplied by 1/f before the sum and
             by f/size after it; only with `Average`.
-        op: `Average` or `Sum`.
+        op: `Average` or `Sum`; or `Adasum`, which combines the ranks' changes of the
+            weights (see `tfdist.DistributedOptimizer`).
         backward_passes_per_step: number of batches whose gradients are added up before
             they are reduced and applied. `optimizer.iterations` counts batches.
         average_aggregated_gradients: whether to apply the mean of these gradients
@@ -229,9 +231,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer.
-        ValueError: `optimizer` is already wrapped, an option is invalid, Adasum is
-            requested, or `backward_passes_per_step` is used with a class that overrides
-            `apply_gradients`.
+        ValueError: `optimizer` is already wrapped, an option is invalid, or
+            `backward_passes_per_step` is used with Adasum or with a class that
+            overrides `apply_gradients`.
     """
     warn_unused_device("device_dense", device_dense)
     warn_unused_device("device_sparse", device_sparse)
@@ -259,6 +261,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         name=name,
         sparse_as_dense=True if sparse_as_dense else None,
     )
+    if backward_passes_per_step > 1 and reduced.op is ReduceOp.ADASUM:
+        raise ValueError(
+            "Expected backward_passes_per_step=1 with op=hvd.Adasum, got "
+            f"{backward_passes_per_step}. Use a larger batch."
+        )
     wrapped = wrap_optimizer(optimizer, reduced)
     stays_out = is_outside(reduced)
     if stays_out:

@@ -23,19 +23,6 @@ class ReduceOps(enum.IntEnum):
 Average, Sum, Adasum, Min, Max, Product = ReduceOps
 
 
-class AdasumError(NotImplementedError, ValueError):
-    """Adasum was requested. Also a ValueError, which Horovod raises with Keras."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Adasum is not part of tfdist. Use op=hvd.Average with a learning rate for "
-            "the global batch: hvd.size() times the rate of one process, reached by a "
-            "warm-up (hvd.callbacks.LearningRateWarmupCallback, or "
-            "tfdist.callbacks.LearningRateWarmup), or tfdist.optimizers.LARS for very "
-            "large batches."
-        )
-
-
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
     """Returns the reduction that `op` and the deprecated `average` select.
 
@@ -73,7 +60,6 @@ def name_of(op: Any) -> str:
     """Returns the name of a reduction in `tfdist.ReduceOp`.
 
     Raises:
-        AdasumError: Adasum is requested; the message names alternatives.
         ValueError: `op` is not a reduction.
 
     Example:
@@ -87,6 +73,4 @@ def name_of(op: Any) -> str:
     if not is_number or int(op) not in list(ReduceOps):
         names = ", ".join(f"hvd.{one.name}" for one in ReduceOps)
         raise ValueError(f"Expected op to be one of {names}, got {op!r}.")
-    if int(op) == Adasum:
-        raise AdasumError
     return ReduceOps(int(op)).name.upper()

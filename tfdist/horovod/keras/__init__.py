@@ -39,7 +39,7 @@ def allreduce(  # type: ignore[no-redef]
             default, and rejects an `op` unless `average=None` is also given.)
         prescale_factor: factor applied before the sum.
         postscale_factor: factor applied after the sum.
-        op: `Average`, `Sum`, `Min`, `Max` or `Product`; replaces `average`.
+        op: `Average`, `Sum`, `Adasum`, `Min`, `Max` or `Product`; replaces `average`.
         compression: `Compression.none` or `Compression.fp16`.
 
     Returns:

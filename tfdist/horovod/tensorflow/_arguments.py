@@ -16,7 +16,6 @@ def reduce_op(op: Any) -> tfdist.ReduceOp:
     """Returns the tfdist reduction for one of Horovod's constants.
 
     Raises:
-        NotImplementedError: Adasum is requested.
         ValueError: `op` is not a reduction.
     """
     return tfdist.ReduceOp[name_of(op)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-import tfdist
+from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables, is_variable
 from tfdist.gradients import reduction
 from tfdist.gradients.manual_buckets import ManualBuckets
@@ -29,7 +29,7 @@ class GradientOptions:
         compression: `Compression.none`, `Compression.fp16` or a custom class; or a
             tfdist name: None, "fp16" or "bf16".
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: gradients are divided by it before the reduction and
             multiplied by it afterwards.
         groups: gradients to reduce together; None: groups of a number of bytes.
@@ -41,7 +41,6 @@ class GradientOptions:
     Raises:
         ValueError: an option is out of range, options contradict each other, or the
             process set does not exist yet or was removed.
-        NotImplementedError: Adasum is requested.
         TypeError: `compression` or `process_set` has an unsupported type.
     """
 
@@ -55,12 +54,13 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         op = reduce_op(self.op)
-        if op not in (tfdist.ReduceOp.AVERAGE, tfdist.ReduceOp.SUM):
+        known = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
+        if op not in known:
             raise ValueError(
-                "op currently only supports Average and Sum: expected op=hvd.Average "
-                f"or hvd.Sum for gradients, got {self.op!r}."
+                "op currently only supports Average and Sum (in tfdist, Adasum too), "
+                f"got {self.op!r}."
             )
-        if self.gradient_predivide_factor != 1 and op is not tfdist.ReduceOp.AVERAGE:
+        if self.gradient_predivide_factor != 1 and op is not ReduceOp.AVERAGE:
             raise ValueError(
                 "gradient_predivide_factor not supported with op != Average: expected "
                 f"op=hvd.Average with it, got {self.op!r}. Leave one of them out."
@@ -82,11 +82,14 @@ class GradientOptions:
         Args:
             local: variables and layers whose gradients are not reduced.
         """
+        op = reduce_op(self.op)
+        # Adasum always reduces dense tensors.
+        is_dense = bool(self.sparse_as_dense) or op is ReduceOp.ADASUM
         return ReduceOptions(
-            reduce_op(self.op),
+            op,
             process_set=own(self.process_set),
             compression=None if self.has_own_methods() else wire_name(self.compression),
-            sparse_as_dense=bool(self.sparse_as_dense),
+            sparse_as_dense=is_dense,
             local_variables=LocalVariables(local) if local else None,
             scale_local_gradients=bool(self.scale_local_gradients) or not local,
             manual_buckets=self.groups,
@@ -140,7 +143,8 @@ class GradientOptions:
         return found
 
     def _dense_if_wanted(self, grad: Any) -> Any:
-        if self.sparse_as_dense and isinstance(grad, tf.IndexedSlices):
+        is_dense = self.sparse_as_dense or reduce_op(self.op) is ReduceOp.ADASUM
+        if is_dense and isinstance(grad, tf.IndexedSlices):
             return tf.convert_to_tensor(grad)
         return grad
 

@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives import ReduceOp
 from tfdist.horovod._warnings import warn_unused_device
 from tfdist.horovod.common.process_sets import global_process_set
 from tfdist.horovod.common.reduce_ops import Average
+from tfdist.horovod.tensorflow._arguments import reduce_op
 from tfdist.horovod.tensorflow._groups import groups_of
 from tfdist.horovod.tensorflow.compression import Compression
 from tfdist.horovod.tensorflow.gradients import GradientOptions
@@ -50,7 +52,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         backward_passes_per_step: number of gradients to add up before they are reduced
             and applied. With TensorFlow 1 optimizers, only in graphs.
-        op: `Average` (default) or `Sum`.
+        op: `Average` (default), `Sum`, or `Adasum` for Keras optimizers.
         gradient_predivide_factor: gradients are divided by it before the reduction and
             multiplied by it afterwards; only with `Average`.
         average_aggregated_gradients: whether the sum of gradients is divided by
@@ -69,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: `optimizer` is not a supported optimizer, or options contradict each
             other.
-        NotImplementedError: Adasum is requested.
+        NotImplementedError: Adasum is requested for a TensorFlow 1 optimizer.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -92,6 +94,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
+        if reduce_op(op) is ReduceOp.ADASUM:
+            raise NotImplementedError(
+                "op=hvd.Adasum is supported for Keras optimizers, not for those of "
+                "TensorFlow 1. Use a Keras optimizer, or hvd.DistributedGradientTape "
+                "with op=hvd.Adasum."
+            )
         return LegacyDistributedOptimizer(
             optimizer,
             options,

@@ -54,7 +54,7 @@ def allreduce(
         device_sparse: the same for `tf.IndexedSlices`.
         compression: `Compression.none` (default), `Compression.fp16` or a custom class.
             Not used for `tf.IndexedSlices`.
-        op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         prescale_factor: factor applied before the reduction; integers are multiplied in
             float64 and truncated towards zero.
         postscale_factor: factor applied after the reduction.
@@ -71,8 +71,8 @@ def allreduce(
     Raises:
         ValueError: both `op` and `average` are given, or `op` is not a reduction.
         TypeError: `compression` is not a compression.
-        NotImplementedError: Adasum is requested; or `tf.IndexedSlices` with a reduction
-            other than `Sum` and `Average`, or with a factor other than 1.
+        NotImplementedError: `tf.IndexedSlices` with a reduction other than `Sum` and
+            `Average`, or with a factor other than 1.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
             ranks (raised on every rank), or `hvd.init()` was not called.
 
@@ -169,7 +169,7 @@ def grouped_allreduce(
         device_dense: device for the operations on dense tensors.
         device_sparse: device for the operations on `tf.IndexedSlices`.
         compression: compression of the dense tensors.
-        op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         prescale_factor: factor applied before the reduction.
         postscale_factor: factor applied after the reduction.
         process_set: the ranks that take part; only these ranks call the function.
@@ -271,7 +271,6 @@ def reducescatter(
     Raises:
         tf.errors.InvalidArgumentError: the tensor is a scalar.
         ValueError: `op` is not a reduction.
-        NotImplementedError: Adasum is requested.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
             ranks; raised on every rank.
 

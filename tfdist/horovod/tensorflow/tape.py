@@ -147,7 +147,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         compression: `Compression.none` (default), `Compression.fp16` or "bf16"; or a
             custom class, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
-        op: `Average` (default) or `Sum`.
+        op: `Average` (default), `Sum` or `Adasum`.
         gradient_predivide_factor: gradients are divided by it before the reduction and
             multiplied by it afterwards; only with `Average`.
         num_groups: deprecated; use `groups`.
@@ -157,7 +157,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         process_set: the ranks over which gradients are reduced. Other ranks use their
             own gradients (gradients of local sources are still divided).
         scale_local_gradients: whether gradients of local sources are divided by the
-            number of ranks; has no effect with `Sum`.
+            number of ranks; has no effect with `Sum` or `Adasum`.
 
     Returns:
         A tape of the class of `gradtape`, with `register_local_source` and
@@ -166,7 +166,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         TypeError: `gradtape` is not a `tf.GradientTape`.
         ValueError: the tape is already wrapped, or an option is out of range.
-        NotImplementedError: Adasum is requested.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -224,7 +223,6 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         ValueError: an entry of `local_layers` is not a layer, or as in
             `DistributedGradientTape`.
         TypeError: as in `DistributedGradientTape`.
-        NotImplementedError: as in `DistributedGradientTape`.
     """
     layers = layers_of(local_layers)
     tape = DistributedGradientTape(**options)

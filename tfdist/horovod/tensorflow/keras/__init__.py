@@ -70,7 +70,7 @@ def allreduce(
         average: deprecated; True: `op=Average`, False: `op=Sum`.
         prescale_factor: factor applied before the sum.
         postscale_factor: factor applied after the sum.
-        op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         compression: `Compression.none` or `Compression.fp16`.
 
     Returns:
