@@ -7,6 +7,7 @@ What has been run with the same code is not run again.
 
 import argparse
 
+import adasum
 import batch_statistics
 import gradient_variance
 import half_precision
@@ -23,6 +24,7 @@ STUDIES = (
     linear_scaling.STUDY,
     warmup.STUDY,
     rmsprop_warmup.STUDY,
+    adasum.STUDY,
     batch_statistics.STUDY,
     unequal_batches.STUDY,
     half_precision.STUDY,
