@@ -25,6 +25,7 @@ import imagenet_data
 import imagenet_examples
 import interrupted_epoch
 import keras
+import mixup
 import numpy as np
 import resnet
 import run_folder
@@ -79,6 +80,12 @@ flags.DEFINE_float(
 )
 flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Decay; overrides the preset.")
 flags.DEFINE_float("label_smoothing", 0.1, "Label-smoothing factor.", 0.0, 1.0)
+flags.DEFINE_float(
+    "mixup", 0.0, "Mixup's alpha, e.g. 0.2; 0: no mixup.", lower_bound=0.0
+)
+flags.DEFINE_enum(
+    "reduction", "average", ["average", "adasum"], "How gradients are combined."
+)
 flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Gradient compression.")
 flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit or a custom loop.")
 flags.DEFINE_integer("seed", 1, "Random seed.", lower_bound=0)
@@ -99,6 +106,7 @@ NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
     *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
+    *("mixup", "reduction"),
 )
 
 
@@ -111,6 +119,13 @@ class Plan(NamedTuple):
     steps_per_epoch: int
     epochs: int
     first_step: int = 0
+
+    @property
+    def rate_batch(self) -> int:
+        """The batch by which the rate is scaled; with Adasum, that of one rank."""
+        if FLAGS.reduction == "adasum":
+            return self.per_rank_batch * self.accumulation
+        return self.global_batch
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Yields the arguments of `fit`: first epoch, end epoch (exclusive), steps.
@@ -215,7 +230,7 @@ def make_plan(examples: int) -> Plan:
 
 def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
     """Returns this rank's part of every batch, from the plan's first step on."""
-    return train.training_batches(
+    batches = train.training_batches(
         first_step=plan.first_step,
         last_step=plan.steps_per_epoch * plan.epochs,
         global_batch=plan.global_batch,
@@ -223,6 +238,15 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
         seed=FLAGS.seed,
         **pipeline(),
     )
+    if not FLAGS.mixup:
+        return batches
+    return mixup.mixed(
+        batches,
+        alpha=FLAGS.mixup,
+        seed=FLAGS.seed,
+        rank=tfdist.rank(),
+        first_batch=plan.first_step * plan.accumulation,
+    ).prefetch(2)
 
 
 def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
@@ -287,12 +311,12 @@ def build_model(plan: Plan) -> keras.Model:
     optimizer = schedules.optimizer(
         make_preset(),
         steps_per_epoch=plan.steps_per_epoch,
-        global_batch=plan.global_batch,
+        global_batch=plan.rate_batch,
         accumulation=plan.accumulation,
     )
-    if FLAGS.loop == "fit":  # in the custom loop, the tape averages
+    if FLAGS.loop == "fit":  # in the custom loop, the tape reduces
         optimizer = tfdist.DistributedOptimizer(
-            optimizer, compression=FLAGS.compression
+            optimizer, op=reduction(), compression=FLAGS.compression
         )
     model.compile(
         optimizer,
@@ -310,6 +334,11 @@ def build_model(plan: Plan) -> keras.Model:
         ],
     )
     return model
+
+
+def reduction() -> tfdist.ReduceOp:
+    """Returns the operation that combines the gradients of the ranks."""
+    return tfdist.ReduceOp[FLAGS.reduction.upper()]
 
 
 # ----------------------------------------------------------------------------- trainer
@@ -466,7 +495,7 @@ class CountSteps(keras.callbacks.Callback):
             self._preset,
             logs["steps"] - 1,
             steps_per_epoch=self._plan.steps_per_epoch,
-            global_batch=self._plan.global_batch,
+            global_batch=self._plan.rate_batch,
         )
 
 
@@ -487,7 +516,9 @@ def fit_by_hand(
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor, *weights: tf.Tensor) -> None:
-        with tfdist.DistributedGradientTape(compression=FLAGS.compression) as tape:
+        with tfdist.DistributedGradientTape(
+            op=reduction(), compression=FLAGS.compression
+        ) as tape:
             logits = model(images, training=True)
             loss = model.compute_loss(images, labels, logits, *weights)
             scaled = optimizer.scale_loss(loss)  # in mixed_float16
@@ -559,6 +590,11 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
             "--loop=custom uses one batch per step, got --accumulation="
             f"{FLAGS.accumulation}. Write --loop=fit."
         )
+    if FLAGS.reduction == "adasum" and FLAGS.accumulation > 1:
+        raise ValueError(
+            "--reduction=adasum uses one batch per step, got --accumulation="
+            f"{FLAGS.accumulation}. Write --reduction=average."
+        )
     return config
 
 
@@ -615,11 +651,14 @@ def describe(
     if plan.accumulation > 1:
         batch += f" x {plan.accumulation} accumulated"
     begin = f", from step {plan.first_step} on" if plan.first_step else ""
+    of_one_rank = " for one rank, with Adasum" if FLAGS.reduction == "adasum" else ""
+    rule = schedules.rule(make_preset(), plan.rate_batch)
     return (
         f"{FLAGS.network}, {model.count_params():,} weights, {FLAGS.precision}; "
         f"{len(train):,} training pictures, {len(validation):,} validation pictures\n"
         f"global batch {plan.global_batch} = {batch}; {plan.epochs} epochs of "
-        f"{plan.steps_per_epoch} steps{begin}; preset {FLAGS.preset}\n"
+        f"{plan.steps_per_epoch} steps{begin}\n"
+        f"preset {FLAGS.preset}{of_one_rank}: {rule}\n"
         f"run folder {folder}"
     )
 

@@ -82,6 +82,7 @@ class Preset:
     epochs: float
     rate: float  # rate for `batch`
     batch: int | None  # the rate is scaled linearly from this batch; None: not scaled
+    largest_batch: int  # for which the setting was published
     warmup_epochs: float
     warmup_from_zero: bool  # else from `rate`, before scaling
     decay: Decay
@@ -94,12 +95,13 @@ class Preset:
     transition_epochs: tuple[float, float] | None = None
 
 
-def _lars(rate: float, warmup_epochs: float) -> Preset:
+def _lars(rate: float, warmup_epochs: float, largest_batch: int) -> Preset:
     return Preset(
         optimizer=LARS,
         epochs=90,
         rate=rate,
         batch=None,
+        largest_batch=largest_batch,
         warmup_epochs=warmup_epochs,
         warmup_from_zero=True,
         decay=Polynomial(2.0),
@@ -117,6 +119,7 @@ PRESETS = {
         epochs=90,
         rate=0.1,
         batch=256,
+        largest_batch=8192,
         warmup_epochs=5,
         warmup_from_zero=False,
         decay=Steps((30, 60, 80), 0.1),
@@ -131,6 +134,7 @@ PRESETS = {
         epochs=120,
         rate=0.1,
         batch=256,
+        largest_batch=8192,
         warmup_epochs=5,
         warmup_from_zero=True,
         decay=Cosine(),
@@ -145,6 +149,7 @@ PRESETS = {
         epochs=90,
         rate=0.1,
         batch=256,
+        largest_batch=32768,
         warmup_epochs=0,
         warmup_from_zero=True,
         decay=Levels((0, 40, 70, 85), (0.5, 0.075, 0.01, 0.001)),
@@ -155,9 +160,9 @@ PRESETS = {
     ),
     # LARS (arXiv:1708.03888) with the rates of the ResNet-50 of Google's TPU models
     # (tensorflow/tpu, models/official/resnet/lars_util.py), chosen there by batch:
-    "lars_16k": _lars(rate=25.0, warmup_epochs=5),  # up to 16384
-    "lars_32k": _lars(rate=34.0, warmup_epochs=12),  # 32768
-    "lars_64k": _lars(rate=41.0, warmup_epochs=16),  # larger batches
+    "lars_16k": _lars(rate=25.0, warmup_epochs=5, largest_batch=16384),
+    "lars_32k": _lars(rate=34.0, warmup_epochs=12, largest_batch=32768),
+    "lars_64k": _lars(rate=41.0, warmup_epochs=16, largest_batch=65536),
 }
 
 
@@ -240,6 +245,43 @@ def rate_at(
     rising = warmup_factor(step, warmup, _start(preset, global_batch))
     falling = _decay_factor(preset.decay, begun, length, steps_per_epoch)
     return _peak(preset, global_batch) * rising * falling
+
+
+def rule(preset: Preset, batch: int) -> str:
+    """Describes the rate of a preset; warns if the batch is too large for it.
+
+    Args:
+        preset: a preset of PRESETS or a variant.
+        batch: examples in a step, by which the rate is scaled.
+
+    Returns:
+        One line, or two with a warning.
+
+    Example:
+        >>> print(rule(PRESETS["goyal_2017"], 1024))
+        rate 0.4 = 0.1 x 1024 / 256, warm-up from 0.1 in 5 epochs, momentum correction
+    """
+    peak = _peak(preset, batch)
+    parts = [f"rate {peak:g}"]
+    if preset.batch is not None:
+        parts[0] += f" = {preset.rate:g} x {batch} / {preset.batch}"
+    if preset.transition_epochs is not None:
+        center, period = preset.transition_epochs
+        parts.append(f"RMSprop until epoch {center + period / 2:g}")
+    elif preset.warmup_epochs:
+        start = _start(preset, batch) * peak
+        parts.append(f"warm-up from {start:g} in {preset.warmup_epochs:g} epochs")
+    if preset.momentum_correction:
+        parts.append("momentum correction")
+    line = ", ".join(parts)
+    if batch <= preset.largest_batch:
+        return line
+    larger = [n for n, p in PRESETS.items() if p.largest_batch >= batch]
+    advice = f"Use --preset={' or '.join(larger)}." if larger else "Use a smaller one."
+    return (
+        f"{line}\nwarning: accuracy may be lost: the preset was published for batches "
+        f"up to {preset.largest_batch}, and this one has {batch}. {advice}"
+    )
 
 
 def momentum_at(

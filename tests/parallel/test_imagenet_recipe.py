@@ -228,6 +228,8 @@ def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
     [
         ["precision=mixed_bfloat16", "accumulation=3", "compression=bf16", "readers=1"],
         ["precision=mixed_float16", "preset=lars_16k", "rate=5"],
+        ["mixup=0.2", "reduction=adasum", "loop=custom"],
+        ["mixup=0.2", "reduction=adasum", "skip_corrupt=true"],
         ["data_format=synthetic", "synthetic=96", "classes=10", "preset=cosine_2018"],
     ],
 )
@@ -384,6 +386,7 @@ def refused(words):
         (["epochs=two"], "epochs: 'two' in the command line"),
         (["classes=50"], "Expected at most 50 classes"),
         (["--loop=custom", "accumulation=2"], "--loop=custom uses one batch per step"),
+        (["reduction=adasum", "accumulation=2"], "--reduction=adasum uses one batch"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
         (["--resume=nowhere"], "nowhere/config.yaml.*--resume expects the folder of a"),
         (["--config=none.yaml"], "configuration none.yaml, found none.*a YAML file"),

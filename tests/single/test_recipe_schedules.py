@@ -228,3 +228,40 @@ def test_accumulated_batches_have_the_rate_of_their_update():
     copy._iterations.assign(23)
     expected = recipe.rate_at(preset, 5, **SETTING)
     np.testing.assert_allclose(copy.learning_rate, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "words"),
+    [
+        ("goyal_2017", 8192, "rate 3.2 = 0.1 x 8192 / 256, warm-up from 0.1 in 5 ep"),
+        ("cosine_2018", 256, "rate 0.1 = 0.1 x 256 / 256, warm-up from 0 in 5 epochs"),
+        (
+            "akiba_2017",
+            32768,
+            "rate 12.8 = 0.1 x 32768 / 256, RMSprop until epoch 12.5",
+        ),
+        ("lars_32k", 32768, "rate 34, warm-up from 0 in 12 epochs"),
+    ],
+)
+def test_the_rule_of_a_preset_is_one_line(name, batch, words):
+    line = recipe.rule(recipe.PRESETS[name], batch)
+    assert line.startswith(words)
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "advice"),
+    [
+        (
+            "goyal_2017",
+            16384,
+            "Use --preset=akiba_2017 or lars_16k or lars_32k or lars",
+        ),
+        ("lars_16k", 40000, "Use --preset=lars_64k."),
+        ("lars_64k", 100_000, "Use a smaller one."),
+    ],
+)
+def test_a_batch_above_that_of_the_publication_is_a_warning(name, batch, advice):
+    warning = recipe.rule(recipe.PRESETS[name], batch).split("\n")[1]
+    assert warning.startswith("warning: accuracy may be lost")
+    assert f"this one has {batch}. {advice}" in warning

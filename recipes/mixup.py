@@ -1,0 +1,58 @@
+"""Mixup: trains on weighted means of two images and of their labels.
+
+References:
+    Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018, section 2
+    (arXiv:1710.09412).
+"""
+
+import tensorflow as tf
+
+
+def mixed(
+    batches: tf.data.Dataset, *, alpha: float, seed: int, rank: int, first_batch: int
+) -> tf.data.Dataset:
+    """Mixes each image of a batch with the one at the mirrored place.
+
+    The share s of a batch is drawn from a Beta distribution: an image becomes s times
+    itself plus (1 - s) times the other. It depends on the arguments and the number of
+    the batch, so a resumed training continues with the same shares.
+
+    Args:
+        batches: images uint8 `[b, height, width, 3]`, labels float32 `[b, classes]`,
+            and possibly weights, which stay as they are.
+        alpha: both parameters of the Beta distribution, above 0; 0.2 for ImageNet.
+        seed: seed of the shares.
+        rank: rank of this process; ranks draw different shares.
+        first_batch: number of the first batch of `batches` in the training.
+
+    Returns:
+        Batches like `batches`.
+
+    Example:
+        >>> import numpy as np
+        >>> images = np.stack([np.zeros((2, 2, 3)), np.full((2, 2, 3), 200)])
+        >>> batch = images.astype("uint8"), np.eye(2, dtype="float32")
+        >>> one = tf.data.Dataset.from_tensors(batch)
+        >>> [(x, y)] = mixed(one, alpha=0.2, seed=1, rank=0, first_batch=0)
+        >>> x.dtype.name, y.numpy().sum(axis=1).tolist()
+        ('uint8', [1.0, 1.0])
+    """
+
+    def mix(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        images, labels, *weights = batch
+        seeds = tf.stack([number, tf.constant(rank, tf.int64)])
+        both = tf.random.stateless_gamma(
+            [2], tf.random.fold_in(tf.cast(seeds, tf.int32), seed), alpha
+        )
+        share = both[0] / tf.maximum(tf.reduce_sum(both), 1e-30)
+        pictures = tf.cast(images, tf.float32)
+        pictures = share * pictures + (1 - share) * tf.reverse(pictures, [0])
+        images = tf.cast(tf.round(pictures), images.dtype)
+        return (
+            images,
+            share * labels + (1 - share) * tf.reverse(labels, [0]),
+            *weights,
+        )
+
+    numbered = batches.enumerate(first_batch)
+    return numbered.map(lambda number, batch: mix(number, batch))
