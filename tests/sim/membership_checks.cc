@@ -70,10 +70,12 @@ void MembershipSim::CheckOutcome(const Node& node) {
   const Outcome outcome = node.now.consensus->outcome();
   if (outcome == Outcome::kWithdrawn) return;
   if (slow_only_) Violation("rank " + std::to_string(node.rank) + " ended although nothing failed");
-  // On one host every failure is certain: a stopped rank is barred, unless it has decided.
+  // On one host every failure is certain: a stopped rank is barred, unless it has decided, in this
+  // generation or in the one before, what was seen in which counts here too.
   const bool all_certain = std::none_of(nodes_.begin(), nodes_.end(), [&node](const Node& other) {
-    const auto claim = other.barred.find(node.now.id);
-    return claim != other.barred.end() && !claim->second;
+    return std::any_of(other.barred.begin(), other.barred.end(), [&node](const auto& claim) {
+      return claim.first + 1 >= node.now.id && claim.first <= node.now.id && !claim.second;
+    });
   });
   if (outcome == Outcome::kNoMajority && hosts_ == 1 && all_certain) {
     Violation("rank " + std::to_string(node.rank) + " is without a majority on one host");
