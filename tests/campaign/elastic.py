@@ -173,13 +173,17 @@ class Job:
             AssertionError: the job has ended.
         """
         deadline = time.monotonic() + limit_s
-        while not (found := condition()):
-            self.check_running()
+        while True:
+            # Asked before the condition, which may be that the job ends.
+            code = self.process.poll()
+            if found := condition():
+                return found
+            if code is not None:
+                raise AssertionError(f"tfdistrun ended with {code}")
             self._send_continues()
             if time.monotonic() > deadline:
                 raise HangError(f"not within {limit_s:g} s: {wish}")
             time.sleep(0.002)
-        return found
 
     # ---- kills ----
 
@@ -247,7 +251,10 @@ class Job:
                 self._gone.discard(pid)  # it has joined the others, or gone on
                 del self._continued[pid]
             elif not Path(f"/proc/{pid}").exists():
-                del self._continued[pid]
+                del self._continued[pid]  # tfdistrun has killed it
+                if stopped.is_newcomer and not stopped.is_ready:
+                    self._unready_kills += 1
+                    self._unready_kill_s = now_s
         for member in members:
             if member.is_newcomer and member.report.phase < Phase.WAITS:
                 self._unready_at_s[member.number] = now_s
