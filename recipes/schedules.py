@@ -268,9 +268,9 @@ def rule(preset: Preset, batch: int) -> str:
     if preset.transition_epochs is not None:
         center, period = preset.transition_epochs
         parts.append(f"RMSprop until epoch {center + period / 2:g}")
-    elif preset.warmup_epochs:
+    elif preset.warmup_epochs and _start(preset, batch) < 1:
         start = _start(preset, batch) * peak
-        parts.append(f"warm-up from {start:g} in {preset.warmup_epochs:g} epochs")
+        parts.append(f"warm-up from {start:g} in {preset.warmup_epochs:.3g} epochs")
     if preset.momentum_correction:
         parts.append("momentum correction")
     line = ", ".join(parts)

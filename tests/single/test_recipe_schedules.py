@@ -241,6 +241,7 @@ def test_accumulated_batches_have_the_rate_of_their_update():
             "rate 12.8 = 0.1 x 32768 / 256, RMSprop until epoch 12.5",
         ),
         ("lars_32k", 32768, "rate 34, warm-up from 0 in 12 epochs"),
+        ("goyal_2017", 64, "rate 0.025 = 0.1 x 64 / 256, momentum correction"),
     ],
 )
 def test_the_rule_of_a_preset_is_one_line(name, batch, words):
