@@ -131,8 +131,15 @@ class World:
 
     def later(self, delay_s, do, *arguments):
         """Calls a function later, even if processes die meanwhile."""
+        self._at(self.now_s + delay_s, do, *arguments)
+
+    def _at(self, time_s, do, *arguments):
+        """Calls a function at a time; those of one time in the order of the calls.
+
+        A time must not become a delay and a time again: rounded, it would be another.
+        """
         self._count += 1
-        heapq.heappush(self._events, (self.now_s + delay_s, self._count, do, arguments))
+        heapq.heappush(self._events, (time_s, self._count, do, arguments))
 
     def _in_process(self, delay_s, process, do, *arguments):
         """Calls a function of a process: never if it is dead, later if it is frozen."""
@@ -181,7 +188,7 @@ class World:
         for _ in range(copies):
             arrival_s = max(self.now_s + self._delay_s(), process.sent_s)
             process.sent_s = arrival_s
-            self.later(arrival_s - self.now_s, self._on_request, request)
+            self._at(arrival_s, self._on_request, request)
 
     def _on_request(self, request):
         self._carry_out(self.referee.request(request, self.now_s))
@@ -223,7 +230,7 @@ class World:
     def _notify(self, process, do, action):
         arrival_s = max(self.now_s + self._delay_s(), process.heard_s)
         process.heard_s = arrival_s
-        self._in_process(arrival_s - self.now_s, process, do, action)
+        self._at(arrival_s, self._act, process, do, (action,))
 
     def _tick(self):
         for process in list(self.processes.values()):
@@ -423,7 +430,7 @@ class World:
         arrival_s = max(self.now_s + self._delay_s(), process.sent_s)
         process.sent_s = arrival_s
         arguments = (process.number, process.generation, process.committed)
-        self.later(arrival_s - self.now_s, self._on_step, *arguments)
+        self._at(arrival_s, self._on_step, *arguments)
 
     def _on_step(self, member, generation, committed):
         actions = self.referee.at_step(member, generation, committed, self.now_s)
