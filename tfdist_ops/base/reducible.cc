@@ -13,17 +13,10 @@ struct Verdict {
 
 // For types that some operation takes.
 Verdict Judge(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::kAdasum && !IsFloating(dtype)) {
-    const char* expected = IsInteger(dtype)   ? "all but adasum"
-                           : IsComplex(dtype) ? "sum, average or product"
-                                              : "logical_and, logical_or, logical_xor, min or max";
-    const char* remedy = IsComplex(dtype)
-                             ? "Adasum takes real numbers: reduce tf.math.real(value) and "
-                               "tf.math.imag(value), or tf.abs(value)."
-                             : "Cast it first: tf.cast(value, tf.float32).";
-    return {false, expected, remedy};
+  if (IsInteger(dtype)) {
+    return {op != ReduceOp::kAdasum, "all but adasum",
+            "Cast it first: tf.cast(value, tf.float32)."};
   }
-  if (IsInteger(dtype)) return {true, "", ""};
   if (dtype == DType::kBool) {
     const bool ok = IsLogical(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
     const char* remedy = op == ReduceOp::kProduct
@@ -34,9 +27,13 @@ Verdict Judge(DType dtype, ReduceOp op) {
   }
   if (IsComplex(dtype)) {
     const bool ok = op == ReduceOp::kSum || op == ReduceOp::kAverage || op == ReduceOp::kProduct;
-    const char* remedy = IsLogical(op) ? "Cast it first: tf.cast(value, tf.bool)."
-                                       : "Complex numbers have no order: reduce tf.abs(value), "
-                                         "tf.math.real(value) or tf.math.imag(value).";
+    const char* remedy =
+        "Complex numbers have no order: reduce tf.abs(value), "
+        "tf.math.real(value) or tf.math.imag(value).";
+    if (IsLogical(op)) remedy = "Cast it first: tf.cast(value, tf.bool).";
+    if (op == ReduceOp::kAdasum) {
+      remedy = "Adasum takes real numbers: reduce tf.math.real(value) and tf.math.imag(value).";
+    }
     return {ok, "sum, average or product", remedy};
   }
   return {!IsLogical(op), "sum, average, min, max, product or adasum",

@@ -22,7 +22,7 @@ double Total(const Lanes& lanes) {
 
 // Buffers may lie at any address.
 template <typename T>
-std::array<double, kLanes> Load(const uint8_t* at, int64_t count) {
+Lanes Load(const uint8_t* at, int64_t count) {
   std::array<T, kLanes> values{};  // those beyond `count` add nothing
   std::memcpy(values.data(), at, static_cast<size_t>(count) * sizeof(T));
   Lanes out;

@@ -2,8 +2,9 @@
 // adasum.h instead of an addition.
 //
 //   The own input, scaled, becomes the partial result. Then for each bit of the rank, from the
-//   lowest on, with the ranks that differ in it (the first block: bit 0, the second: bit 1):
-//     exchange    the partner gets one half of what the rank has, the rank its part of the other
+//   lowest on, two blocks of ranks that differ in it become one:
+//     exchange    the partner in the other block gets one half of what the rank has, and gives its
+//                 part of the other half
 //     dots        of the own part and the partner's, for each tensor
 //     sum         of the dots over the ranks of both blocks, which have the other parts of the same
 //                 two vectors: a butterfly over these ranks
@@ -20,6 +21,7 @@
 // In place (input == output): as in halving_doubling.
 #include "collective/adasum.h"
 #include "collective/fold_steps.h"
+#include "collective/halving_steps.h"
 #include "collective/schedule.h"
 #include "collective/steps.h"
 
@@ -32,21 +34,6 @@ enum Phase : uint16_t { kExchange = 0, kSum = 128 };
 bool Supports(const ScheduleArgs& args, DType dtype) {
   return IsFloating(dtype) && HighestPowerOfTwo(args.size) == args.size;
 }
-
-// Consecutive slices as one.
-int32_t Join(Schedule* schedule, int32_t size, int32_t first, int32_t count) {
-  if (count == 1) return first;
-  schedule->joined.push_back({first, count});
-  return size + static_cast<int32_t>(schedule->joined.size()) - 1;
-}
-
-struct Exchange {
-  uint16_t phase;
-  int32_t peer;
-  int32_t kept;
-  int32_t given;
-  int32_t sent;  // the step that gave
-};
 
 // Sums the dots over the ranks that differ in bits up to `bit`. Returns the last step.
 int32_t AddSumOfDots(Schedule* schedule, int rank, int bit, int32_t slice, uint16_t phase,
@@ -67,15 +54,15 @@ int32_t AddSumOfDots(Schedule* schedule, int rank, int bit, int32_t slice, uint1
 
 // One level: both blocks become one. Returns the exchange; *last is the step after which the own
 // part is combined.
-Exchange AddLevel(Schedule* schedule, const ScheduleArgs& args, int level, int32_t* begin,
-                  int32_t* last) {
+HalvingExchange AddLevel(Schedule* schedule, const ScheduleArgs& args, int level, int32_t* begin,
+                         int32_t* last) {
   const int bit = 1 << level;
   const int32_t half = args.size / bit / 2;
   const bool second = (args.rank & bit) != 0;
   const int32_t upper = *begin + half;
-  Exchange e{static_cast<uint16_t>(kExchange + 2 * level), args.rank ^ bit, 0, 0, -1};
-  e.kept = Join(schedule, args.size, second ? upper : *begin, half);
-  e.given = Join(schedule, args.size, second ? *begin : upper, half);
+  HalvingExchange e{static_cast<uint16_t>(kExchange + 2 * level), args.rank ^ bit, 0, 0, -1};
+  e.kept = JoinSlices(schedule, args.size, second ? upper : *begin, half);
+  e.given = JoinSlices(schedule, args.size, second ? *begin : upper, half);
   if (second) *begin = upper;
   Step send = SendPartial(e.phase, e.given, e.peer, *last);
   Step receive = CopyFrom(e.phase, e.kept, e.peer, *last);
@@ -107,25 +94,18 @@ Schedule Make(const ScheduleArgs& args) {
     return schedule;
   }
   schedule.partials = true;
-  Step scale = ReduceInputs(0, Join(&schedule, args.size, 0, args.size), {}, /*finish=*/false);
+  Step scale =
+      ReduceInputs(0, JoinSlices(&schedule, args.size, 0, args.size), {}, /*finish=*/false);
   int32_t last = Add(&schedule, scale);
   int32_t begin = 0;
-  std::vector<Exchange> exchanges;
+  std::vector<HalvingExchange> exchanges;
   for (int level = 0; 1 << level < args.size; ++level) {
     exchanges.push_back(AddLevel(&schedule, args, level, &begin, &last));
   }
   Step finish = ReduceInputs(0, begin, {}, /*finish=*/true);
   finish.own = Place::kPartial;
   finish.after = {last};
-  After have = Add(&schedule, finish);  // what wrote the slices that are complete here
-  for (auto e = exchanges.rbegin(); e != exchanges.rend(); ++e) {
-    const auto phase = static_cast<uint16_t>(e->phase + 1);
-    Step send = SendOutput(phase, e->kept, e->peer, have);
-    Step copy = CopyFrom(phase, e->given, e->peer, e->sent);
-    send.label = copy.label = 0;
-    Add(&schedule, send);
-    have.And(Add(&schedule, copy));
-  }
+  AddDoubling(&schedule, exchanges, Add(&schedule, finish));
   return schedule;
 }
 

@@ -26,6 +26,7 @@
 // Source: R. Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004;
 // R. Thakur, R. Rabenseifner, W. Gropp 2005 (fold_steps.h), on allreduce.
 #include "collective/fold_steps.h"
+#include "collective/halving_steps.h"
 #include "collective/schedule.h"
 #include "collective/steps.h"
 
@@ -38,33 +39,18 @@ int Parts(const ScheduleArgs& args) { return HighestPowerOfTwo(args.size); }
 
 bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return IsReducible(dtype); }
 
-// Consecutive slices as one; `base`: number of slices that are not joined.
-int32_t Join(Schedule* schedule, int32_t base, int32_t first, int32_t count) {
-  if (count == 1) return first;
-  schedule->joined.push_back({first, count});
-  return base + static_cast<int32_t>(schedule->joined.size()) - 1;
-}
-
-struct Exchange {
-  uint16_t phase;
-  int32_t peer;
-  int32_t kept;
-  int32_t given;
-  int32_t sent;  // the step that gave
-};
-
 // Halving. Returns the exchanges; *last is the step that reduced what is kept in the end.
-std::vector<Exchange> AddHalving(Schedule* schedule, const Fold& fold, int32_t* last) {
+std::vector<HalvingExchange> AddHalving(Schedule* schedule, const Fold& fold, int32_t* last) {
   const int v = fold.virtual_rank();
-  std::vector<Exchange> exchanges;
+  std::vector<HalvingExchange> exchanges;
   int32_t begin = 0;
   uint16_t phase = kExchange;
   for (int bit = 1; bit < fold.power; bit <<= 1, phase = static_cast<uint16_t>(phase + 2)) {
     const int32_t half = fold.power / bit / 2;
     const bool upper = (v & bit) != 0;
-    Exchange e{phase, fold.RankOf(v ^ bit), 0, 0, -1};
-    e.kept = Join(schedule, fold.power, upper ? begin + half : begin, half);
-    e.given = Join(schedule, fold.power, upper ? begin : begin + half, half);
+    HalvingExchange e{phase, fold.RankOf(v ^ bit), 0, 0, -1};
+    e.kept = JoinSlices(schedule, fold.power, upper ? begin + half : begin, half);
+    e.given = JoinSlices(schedule, fold.power, upper ? begin : begin + half, half);
     if (upper) begin += half;
     const Place own = *last < 0 ? Place::kInput : Place::kPartial;
     e.sent = Add(schedule, SendFrom(own, phase, e.given, e.peer, *last));
@@ -88,7 +74,7 @@ Schedule Make(const ScheduleArgs& args) {
     Add(&schedule, Local(0));
     return schedule;
   }
-  const int32_t all = Join(&schedule, fold.power, 0, fold.power);
+  const int32_t all = JoinSlices(&schedule, fold.power, 0, fold.power);
   if (fold.out()) {
     AddFoldedOut(&schedule, fold, kFold, kUnfold, all);
     return schedule;
@@ -96,17 +82,8 @@ Schedule Make(const ScheduleArgs& args) {
   const bool two = fold.StandsForTwo(fold.virtual_rank());
   int32_t last = -1;
   if (two) last = Add(&schedule, ReduceInputs(kFold, all, {args.rank - 1}, /*finish=*/false));
-  const std::vector<Exchange> exchanges = AddHalving(&schedule, fold, &last);
-  After have = last;  // what wrote the slices that are complete here
-  for (auto e = exchanges.rbegin(); e != exchanges.rend(); ++e) {
-    const auto phase = static_cast<uint16_t>(e->phase + 1);
-    Step send = SendOutput(phase, e->kept, e->peer, have);
-    Step copy = CopyFrom(phase, e->given, e->peer, e->sent);
-    send.label = 0;
-    copy.label = 0;
-    Add(&schedule, send);
-    have.And(Add(&schedule, copy));
-  }
+  const std::vector<HalvingExchange> exchanges = AddHalving(&schedule, fold, &last);
+  const After have = AddDoubling(&schedule, exchanges, last);
   if (two) Add(&schedule, SendOutput(kUnfold, all, args.rank - 1, have));
   return schedule;
 }

@@ -3,9 +3,10 @@
 // The data of a collective is cut into slices (slicing.h), a slice into segments of at most
 // segment_bytes. Every step runs once for each segment of its slice, in order; a step may run for
 // segment k as soon as the steps named in `after` have: those of the same slice their segment k,
-// those of another one all of theirs. All ranks make their lists from the same arguments, so the
-// lists fit together: a kSend meets exactly one kReduce or kCopy with the same (phase, label) on
-// the receiving rank, and (phase, label) is unique on a directed pair of ranks.
+// those of another one all of theirs (BySegment says when else). All ranks make their lists from
+// the same arguments, so the lists fit together: a kSend meets exactly one kReduce or kCopy with
+// the same (phase, label) on the receiving rank, and (phase, label) is unique on a directed pair of
+// ranks.
 //
 // The engine (scheduler/engine.cc) runs many schedules at once; a test runs the same lists in one
 // thread and counts bytes without a network. What a step does to memory is in step_memory.h.
@@ -144,8 +145,8 @@ int64_t DotsOfSegment(int64_t segment_bytes);
 // Elements of a segment: the same for all steps, on all ranks.
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes);
 
-// What `schedule` of one rank sends, for slices of `slice_elements` of so many tensors that are not
-// empty: payload bytes and frames.
+// Payload bytes and frames that one rank sends, for slices of `slice_elements`, of so many tensors
+// that are not empty.
 struct SendCount {
   uint64_t bytes = 0;
   uint64_t frames = 0;
