@@ -54,5 +54,4 @@ def mixed(
             *weights,
         )
 
-    numbered = batches.enumerate(first_batch)
-    return numbered.map(lambda number, batch: mix(number, batch))
+    return batches.enumerate(first_batch).map(mix)

@@ -1,4 +1,4 @@
-"""What the recipe learns: with several ranks, and with rates that need a technique."""
+"""The recipe learns with several ranks, and at rates that need a warm-up or Adasum."""
 
 import csv
 

@@ -169,16 +169,9 @@ class Elastic(RankCallback):
         sizes: Sequence[int] = [runtime.size()]
         if is_elastic:
             sizes = range(1, renewal.largest_size(os.environ) + 1)
-        needs = any(
+        return any(
             one % size for size in sizes for one in self._source.step_sizes(size)
         )
-        if needs and op is ReduceOp.ADASUM:
-            raise ValueError(
-                "op=tfdist.ReduceOp.ADASUM cannot weight the parts of a batch, which "
-                f"{runtime.size()} ranks cannot divide equally. Use a global_batch "
-                "that they can divide, with drop_remainder=True."
-            )
-        return needs
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
         """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""
@@ -272,6 +265,12 @@ def _check_elastic(
 
 
 def _check_reductions(model: keras.Model) -> None:
+    if model.optimizer.tfdist_options.op == ReduceOp.ADASUM:
+        raise ValueError(
+            "op=tfdist.ReduceOp.ADASUM cannot weight the parts of a batch, which "
+            f"{runtime.size()} ranks cannot divide equally. Use a global_batch that "
+            "they can divide, with drop_remainder=True."
+        )
     found = reductions_of(model)
     wrong = [one for one in (*SUMS, "mean_with_sample_weight") if one in found]
     if wrong:

@@ -94,7 +94,7 @@ def check_adasum(op: Any, function: str, process_set: ProcessSet | None) -> None
         >>> tfdist.init()
         >>> check_adasum(ReduceOp.ADASUM, "allreduce", None)
     """
-    if op is not ReduceOp.ADASUM and op != ReduceOp.ADASUM:
+    if op != ReduceOp.ADASUM:
         return
     if function in ("reduce", "reduce_scatter"):
         raise ValueError(

@@ -93,8 +93,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Methods that a custom class overrides (`apply`, `apply_gradients`, `update_step`)
     get the reduced gradients; with ADASUM, this rank's own gradients. With
     `gradient_accumulation_steps`, `apply` and `apply_gradients` get this rank's
-    gradients of each batch, as in Keras. Additional
-    arguments are passed on by name.
+    gradients of each batch, as in Keras. Additional arguments are passed on by name.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
@@ -102,8 +101,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Raises:
         TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
             accepted, because they do not show the learning rate.
-        ValueError: `optimizer` is already wrapped, `op` is not one of these,
-            `compression`, `nan_policy` or `xla` is unknown, `nan_policy` is given for a
+        ValueError: `optimizer` is already wrapped, `op` is not one of these (for
+            ADASUM: for this number of ranks or this optimizer), `compression`,
+            `nan_policy` or `xla` is unknown, `nan_policy` is given for a
             `LossScaleOptimizer`, or `local_variables` for an optimizer with
             `global_clipnorm`.
 

@@ -82,14 +82,11 @@ class GradientOptions:
         Args:
             local: variables and layers whose gradients are not reduced.
         """
-        op = reduce_op(self.op)
-        # Adasum always reduces dense tensors.
-        is_dense = bool(self.sparse_as_dense) or op is ReduceOp.ADASUM
         return ReduceOptions(
-            op,
+            reduce_op(self.op),
             process_set=own(self.process_set),
             compression=None if self.has_own_methods() else wire_name(self.compression),
-            sparse_as_dense=is_dense,
+            sparse_as_dense=self._is_dense(),
             local_variables=LocalVariables(local) if local else None,
             scale_local_gradients=bool(self.scale_local_gradients) or not local,
             manual_buckets=self.groups,
@@ -142,9 +139,12 @@ class GradientOptions:
             found[i] = end
         return found
 
+    def _is_dense(self) -> bool:
+        """Returns whether tables are reduced as dense tensors, as always by Adasum."""
+        return bool(self.sparse_as_dense) or reduce_op(self.op) is ReduceOp.ADASUM
+
     def _dense_if_wanted(self, grad: Any) -> Any:
-        is_dense = self.sparse_as_dense or reduce_op(self.op) is ReduceOp.ADASUM
-        if is_dense and isinstance(grad, tf.IndexedSlices):
+        if self._is_dense() and isinstance(grad, tf.IndexedSlices):
             return tf.convert_to_tensor(grad)
         return grad
 
