@@ -155,6 +155,7 @@ def _fault(action: str, victim: int) -> None:
         return
     steps(5)
     if action == "kill":
+        time.sleep(0.5)  # the others have begun their next step, and wait in it
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "raise":
         raise ValueError("the user's own mistake")
