@@ -237,6 +237,12 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "data have ended gets the state of a different rank, which has different "
             "slots. Use tfdist.data.shard(...) without UnevenData."
         )
+    if options is not None and options.double_buffering:
+        raise NotImplementedError(
+            "UnevenData cannot be used with double_buffering=True: a rank whose data "
+            "have ended would not contribute the gradients of its last step. Use "
+            "tfdist.data.shard(...) without UnevenData."
+        )
     if weighted and options is not None and options.op != ReduceOp.AVERAGE:
         raise ValueError(
             "UnevenData weights the ranks' batches for an average, but the optimizer "

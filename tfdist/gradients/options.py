@@ -45,13 +45,16 @@ class ReduceOptions:
             reduction and multiplied afterwards.
         xla: one of `xla.CHOICES`; "off": never reduce inside a function that XLA
             compiles. If ranks have different choices, registration raises an error.
+        double_buffering: whether the gradients of the previous step are reduced
+            (`double_buffer`), as dense tensors.
 
     Raises:
         ValueError: `op`, `compression`, `xla` or the factor is invalid, `process_set`
             has been removed, `scale_local_gradients` is False without local variables,
             a predivide factor is given without an average, or ADASUM is used with
-            `sparse_as_dense=False` or a number of ranks that is not a power of two.
-        NotImplementedError: ADASUM is used in an elastic job.
+            `sparse_as_dense=False` or a number of ranks that is not a power of two, or
+            double buffering with ADASUM, local variables or `sparse_as_dense=False`.
+        NotImplementedError: ADASUM or double buffering is used in an elastic job.
         TypeError: `process_set` is not a process set.
     """
 
@@ -65,6 +68,7 @@ class ReduceOptions:
     manual_buckets: ManualBuckets | None = None
     gradient_predivide_factor: float = 1.0
     xla: str = "auto"
+    double_buffering: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
@@ -102,6 +106,13 @@ class ReduceOptions:
         id_of(self.process_set)  # raises if the set has been removed
         if self.op is ReduceOp.ADASUM:
             self._check_adasum()
+        if self.double_buffering not in (True, False):
+            raise ValueError(
+                "Expected double_buffering=True or False, got "
+                f"{self.double_buffering!r}."
+            )
+        if self.double_buffering:
+            self._check_double_buffering()
 
     def _check_adasum(self) -> None:
         if renewal.is_elastic(os.environ):
@@ -117,6 +128,29 @@ class ReduceOptions:
                 "sparse_as_dense=False cannot be used with op=tfdist.ReduceOp.ADASUM, "
                 "which combines whole tensors. Leave it out."
             )
+        object.__setattr__(self, "sparse_as_dense", True)
+
+    def _check_double_buffering(self) -> None:
+        if renewal.is_elastic(os.environ):
+            raise NotImplementedError(
+                "double_buffering=True keeps gradients of each rank between steps, "
+                "which a lost rank would take with it. Start the job without --min-np, "
+                "or leave out double_buffering."
+            )
+        for option, is_given, remedy in (
+            ("op=tfdist.ReduceOp.ADASUM", self.op is ReduceOp.ADASUM, "Use AVERAGE"),
+            ("local_variables", self.local_variables is not None, "Leave them out"),
+            (
+                "sparse_as_dense=False",
+                self.sparse_as_dense is False and self.op is not ReduceOp.ADASUM,
+                "Leave it out",
+            ),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"{option} cannot be used with double_buffering=True. {remedy}, or "
+                    "leave out double_buffering."
+                )
         object.__setattr__(self, "sparse_as_dense", True)
 
     def summing(self) -> ReduceOptions:
@@ -159,6 +193,8 @@ class ReduceOptions:
             more += f"groups={self.manual_buckets.describe(variables)} "
         if self.gradient_predivide_factor != 1:
             more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
+        if self.double_buffering:
+            more += "double_buffering=True "
         name = quote(self.name or "")  # without spaces, since the core parses it
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "

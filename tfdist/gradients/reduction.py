@@ -25,6 +25,7 @@ from tfdist.core import runtime
 from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets
 from tfdist.gradients.bucket_plan import plan_buckets
+from tfdist.gradients.double_buffer import DoubleBuffer
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
 from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
@@ -41,6 +42,7 @@ def reduce_gradients(
     options: ReduceOptions | None = None,
     *,
     weight: Any = None,
+    buffer: DoubleBuffer | None = None,
 ) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -59,6 +61,8 @@ def reduce_gradients(
         weight: this rank's number of samples (`sample_weights.share_of`), given by all
             ranks or by none; the result is then the average over all samples. Default:
             all ranks have equal weight.
+        buffer: stores these gradients, and has those of the previous step, which are
+            reduced instead; given with `options.double_buffering`. Default: none.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -83,6 +87,7 @@ def reduce_gradients(
             "op=tfdist.ReduceOp.ADASUM is used"
             if options.op is ReduceOp.ADASUM
             else None,
+            "double_buffering=True is used" if buffer is not None else None,
         ]
     )
     use = BY_XLA if in_xla else BY_OPERATIONS
@@ -98,6 +103,9 @@ def reduce_gradients(
         full = [weighted(g, share) for g in full]
         local = {i: weighted(g, share) for i, g in local.items()}
         options = options.summing()
+    if buffer is not None:
+        _check_not_gated()
+        full = buffer.exchange(full)
     reduced = _reduce_complete(
         full, traced, variables, group_id, options, in_xla=in_xla
     )
@@ -158,6 +166,7 @@ def weighted_gradients(
     variables: Sequence[Any],
     options: ReduceOptions,
     weight: Any,
+    buffer: DoubleBuffer | None = None,
 ) -> list[Any]:
     """Reduces gradients with a weight that is applied before the backward pass.
 
@@ -169,6 +178,7 @@ def weighted_gradients(
         variables: Keras or TensorFlow variables, the same on every rank.
         options: options of the reduction, which has to be an average.
         weight: this rank's number of samples.
+        buffer: as in `reduce_gradients`.
     """
     runtime.check_initialized()
     xla_context.check_not_xla(_WEIGHTED)
@@ -184,7 +194,7 @@ def weighted_gradients(
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
     options = options.summing()
-    return reduce_gradients(local, variables, options)
+    return reduce_gradients(local, variables, options, buffer=buffer)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -289,6 +299,14 @@ def _check_average(options: ReduceOptions) -> None:
         raise ValueError(
             "Expected op=tfdist.ReduceOp.AVERAGE with weight, got "
             f"{options.op.name}, which does not use weights. {remedy}"
+        )
+
+
+def _check_not_gated() -> None:
+    if gated():
+        raise ValueError(
+            "TFDIST_ATOMIC_STEPS=1 cannot be used with double_buffering=True, which "
+            "splits a step. Unset the variable, or leave out double_buffering."
         )
 
 

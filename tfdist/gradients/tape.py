@@ -12,6 +12,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients import reduction
+from tfdist.gradients.double_buffer import buffer_of_tape
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import note_tape
 from tfdist.gradients.sample_weights import as_targets_hold, weighted, weighted_outputs
@@ -49,14 +50,20 @@ class DistributedGradientTape:
             differ between ranks. With an average these gradients are divided by the
             number of ranks, which gives the gradient of the mean over the ranks'
             losses. Default: none.
+        double_buffering: whether `gradient` returns the reduced gradients of the
+            previous step, and zeros in the first one, so that the reduction runs during
+            the forward and the backward pass (see docs/slow-networks.md). Tapes that
+            differentiate with respect to the same variables need different names.
+            Default: no.
         persistent: whether `gradient` of the new tape may be called repeatedly.
         watch_accessed_variables: whether the new tape watches trainable variables
             automatically.
 
     Raises:
         TypeError: `tape` is not a `tf.GradientTape`.
-        ValueError: `op` is not one of these, `compression` is unknown, or ADASUM is
-            used with a number of ranks that is not a power of two.
+        ValueError: `op` is not one of these, `compression` is unknown, ADASUM is used
+            with a number of ranks that is not a power of two, or `double_buffering`
+            with ADASUM, `local_variables` or `sparse_as_dense=False`.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -78,6 +85,7 @@ class DistributedGradientTape:
         compression: str | None = None,
         sparse_as_dense: bool | None = None,
         local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
+        double_buffering: bool = False,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -106,6 +114,7 @@ class DistributedGradientTape:
             local_variables=None
             if local_variables is None
             else LocalVariables(local_variables),
+            double_buffering=double_buffering,
         )
 
     def __enter__(self) -> Self:
@@ -195,13 +204,14 @@ class DistributedGradientTape:
                 return found
             return [weighted(g, tf.math.divide_no_nan(share, begun)) for g in found]
 
+        buffer = buffer_of_tape(variables, self._options)
         if weight is None:
             reduced = reduction.reduce_gradients(
-                local(output_gradients), variables, self._options
+                local(output_gradients), variables, self._options, buffer=buffer
             )
         else:
             reduced = reduction.weighted_gradients(
-                of_share, variables, self._options, weight
+                of_share, variables, self._options, weight, buffer
             )
         own = set(self._options.local_places(variables))
         note_tape(

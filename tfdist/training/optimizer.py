@@ -17,6 +17,7 @@ from tfdist.collectives.local_variables import LocalVariables, check_clips_each_
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients.nan_policy import check_nan_policy
 from tfdist.gradients.options import ReduceOptions
+from tfdist.training import double_buffering as buffering
 from tfdist.training.adasum import WITH_ADASUM
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class
@@ -35,6 +36,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
     nan_policy: str | None = None,
     xla: str = "auto",
+    double_buffering: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
@@ -84,6 +86,11 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `libtfdist_xla.so` (`make xla`) is available and supports the reduction,
             otherwise outside. With `"off"` they are always reduced outside. If only
             some ranks reduce inside, all ranks raise `MismatchError`.
+        double_buffering: whether each step updates the weights with the reduced
+            gradients of the previous step, so that the reduction runs during the
+            forward and the backward pass. The first step changes no weights, and the
+            gradients of the last one are not used. For slow networks; it needs a lower
+            rate or a warm-up (see docs/slow-networks.md). Default: no.
 
     With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
     batches, and their sum is reduced once, in the n-th step. If batches differ in size,
@@ -104,8 +111,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ValueError: `optimizer` is already wrapped, `op` is not one of these (for
             ADASUM: for this number of ranks or this optimizer), `compression`,
             `nan_policy` or `xla` is unknown, `nan_policy` is given for a
-            `LossScaleOptimizer`, or `local_variables` for an optimizer with
-            `global_clipnorm`.
+            `LossScaleOptimizer`, `local_variables` for an optimizer with
+            `global_clipnorm`, or `double_buffering` with ADASUM, `local_variables`,
+            `sparse_as_dense=False`, `gradient_accumulation_steps` or a
+            `LossScaleOptimizer`.
 
     Example:
         >>> import keras, tfdist
@@ -125,6 +134,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         if local_variables is None
         else LocalVariables(local_variables),
         xla=xla,
+        double_buffering=double_buffering,
     )
     return wrap_optimizer(optimizer, options, nan_policy)
 
@@ -153,6 +163,9 @@ def wrap_optimizer(
         check_clips_each_alone(optimizer)
     check_nan_policy(nan_policy)
     mixin: Any = Reducing
+    if options.double_buffering:
+        buffering.check_wrappable(optimizer)
+        mixin = buffering.ReducingPrevious
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer
     ):

@@ -193,7 +193,7 @@ class Reducing(ReducesUpdates):
             def take() -> tf.Tensor:
                 # Make all gradients tensors of this branch: Keras does not mix tensors
                 # of two graphs, and a custom method may have replaced some of them.
-                update([_identity(g) for g in grads], variables)
+                update(identities(grads), variables)
                 return tf.constant(True)
 
             return tf.cond(is_finite, take, lambda: tf.constant(False))
@@ -335,10 +335,14 @@ def _accumulation_steps(optimizer: Any) -> int | None:
     return steps
 
 
-def _identity(grad: Any) -> Any:
-    if grad is None:
-        return None
-    return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
+def identities(grads: list[Any]) -> list[Any]:
+    """Returns gradients as tensors of the current branch of a `tf.cond`."""
+    return [
+        None
+        if grad is None
+        else tf.nest.map_structure(tf.identity, grad, expand_composites=True)
+        for grad in grads
+    ]
 
 
 @contextlib.contextmanager
