@@ -87,6 +87,9 @@ flags.DEFINE_enum(
     "reduction", "average", ["average", "adasum"], "How gradients are combined."
 )
 flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Gradient compression.")
+flags.DEFINE_bool(
+    "double_buffering", False, "Reduce gradients during the next step, for slow links."
+)
 flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit or a custom loop.")
 flags.DEFINE_integer("seed", 1, "Random seed.", lower_bound=0)
 
@@ -106,7 +109,7 @@ NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
     *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
-    *("mixup", "reduction"),
+    *("mixup", "reduction", "double_buffering"),
 )
 
 
@@ -314,9 +317,12 @@ def build_model(plan: Plan) -> keras.Model:
         global_batch=plan.rate_batch,
         accumulation=plan.accumulation,
     )
-    if FLAGS.loop == "fit":  # in the custom loop, the tape reduces
+    if not tape_reduces():
         optimizer = tfdist.DistributedOptimizer(
-            optimizer, op=reduction(), compression=FLAGS.compression
+            optimizer,
+            op=reduction(),
+            compression=FLAGS.compression,
+            double_buffering=FLAGS.double_buffering,
         )
     model.compile(
         optimizer,
@@ -334,6 +340,14 @@ def build_model(plan: Plan) -> keras.Model:
         ],
     )
     return model
+
+
+def tape_reduces() -> bool:
+    """Returns whether the tape reduces the gradients, and not the optimizer.
+
+    With double buffering the optimizer does, because it leaves out the first update.
+    """
+    return FLAGS.loop == "custom" and not FLAGS.double_buffering
 
 
 def reduction() -> tfdist.ReduceOp:
@@ -511,14 +525,20 @@ def fit_by_hand(
     **_: Any,
 ) -> None:
     """Trains as `model.fit` does in `run`, in a custom loop with the gradient tape."""
+
+    def make_tape() -> tf.GradientTape | tfdist.DistributedGradientTape:
+        if not tape_reduces():
+            return tf.GradientTape()
+        return tfdist.DistributedGradientTape(
+            op=reduction(), compression=FLAGS.compression
+        )
+
     optimizer = model.optimizer
     mean_loss = next(metric for metric in model.metrics if metric.name == "loss")
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor, *weights: tf.Tensor) -> None:
-        with tfdist.DistributedGradientTape(
-            op=reduction(), compression=FLAGS.compression
-        ) as tape:
+        with make_tape() as tape:
             logits = model(images, training=True)
             loss = model.compute_loss(images, labels, logits, *weights)
             scaled = optimizer.scale_loss(loss)  # in mixed_float16
@@ -594,6 +614,11 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
         raise ValueError(
             "--reduction=adasum uses one batch per step, got --accumulation="
             f"{FLAGS.accumulation}. Write --reduction=average."
+        )
+    if FLAGS.double_buffering and FLAGS.accumulation > 1:
+        raise ValueError(
+            "--double_buffering uses one batch per step, got --accumulation="
+            f"{FLAGS.accumulation}. Leave out one of them."
         )
     return config
 

@@ -207,10 +207,12 @@ def test_two_ranks_evaluate_as_one_process_does(words, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
+@pytest.mark.parametrize("option", ["reduction=average", "double_buffering=true"])
+def test_the_loop_by_hand_ends_with_the_weights_of_fit(option, words, tmp_path):
     ends = []
     for loop in ("fit", "custom"):
-        run_ranks(trained, 2, [*words, f"loop={loop}", "precision=float32"])
+        words = [*words, option, "precision=float32"]
+        run_ranks(trained, 2, [*words, f"loop={loop}"])
         ends.append(weights_of(tmp_path / "runs/latest/final.keras"))
         log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
         ends[-1].append(np.array([float(x) for x in log[-1].split(",")]))
@@ -230,6 +232,7 @@ def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
         ["precision=mixed_float16", "preset=lars_16k", "rate=5"],
         ["mixup=0.2", "reduction=adasum", "loop=custom"],
         ["mixup=0.2", "reduction=adasum", "skip_corrupt=true"],
+        ["double_buffering=true", "compression=fp16", "preset=lars_16k", "rate=5"],
         ["data_format=synthetic", "synthetic=96", "classes=10", "preset=cosine_2018"],
     ],
 )
@@ -387,6 +390,7 @@ def refused(words):
         (["classes=50"], "Expected at most 50 classes"),
         (["--loop=custom", "accumulation=2"], "--loop=custom uses one batch per step"),
         (["reduction=adasum", "accumulation=2"], "--reduction=adasum uses one batch"),
+        (["--double_buffering", "accumulation=2"], "--double_buffering uses one batch"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
         (["--resume=nowhere"], "nowhere/config.yaml.*--resume expects the folder of a"),
         (["--config=none.yaml"], "configuration none.yaml, found none.*a YAML file"),
