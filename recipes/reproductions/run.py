@@ -9,6 +9,7 @@ import argparse
 
 import adasum
 import batch_statistics
+import double_buffering
 import gradient_variance
 import half_precision
 import linear_scaling
@@ -25,6 +26,7 @@ STUDIES = (
     warmup.STUDY,
     rmsprop_warmup.STUDY,
     adasum.STUDY,
+    double_buffering.STUDY,
     batch_statistics.STUDY,
     unequal_batches.STUDY,
     half_precision.STUDY,
