@@ -84,7 +84,7 @@ def test_the_lines_about_batch_normalisation_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tfdist, "add_process_set", lambda ranks: alone)
     data = tfdist.data.shard((names["x"], names["y"]), batch_size=4)
     names["train"] = names["share"] = data
-    assert len(blocks_of("batch-normalization.md")) == 3
+    assert len(blocks_of("batch-normalization.md")) == 4
     run_page("batch-normalization.md", names)
     assert tfdist.layers.is_synchronized(small.layers[0])
     assert (tmp_path / "best.keras").is_file()

@@ -11,6 +11,7 @@ Example:
     ... ])
 """
 
+from tfdist.layers.estimation import estimate_moving_statistics
 from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.layers.statistics import combine_moving_statistics
 from tfdist.layers.synchronized import (
@@ -23,6 +24,7 @@ __all__ = [
     "SyncBatchNormalization",
     "broadcast_seed_generators",
     "combine_moving_statistics",
+    "estimate_moving_statistics",
     "is_synchronized",
     "synchronize_batch_normalization",
 ]

@@ -1,0 +1,158 @@
+"""Estimates the statistics of batch normalisation anew, for the weights as they are.
+
+Moving statistics are averages over steps in which the weights were changing. In a
+training with few steps and high rates they lag behind the weights. Here the weights
+stay: the moments of several batches are combined by the law of total variance, over
+batches and ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.core.process_sets import ProcessSet
+from tfdist.layers.statistics import combine_at
+from tfdist.layers.synchronized import batch_normalizations
+
+
+def estimate_moving_statistics(
+    model: keras.Model,
+    data: Iterable[Any],
+    *,
+    steps: int | None = None,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Replaces the moving statistics of batch normalisation by those of given batches.
+
+    The model is called with `training=True` for each batch, and the mean and variance
+    of every layer's inputs are combined over the batches and the ranks, weighted by
+    their numbers of samples. Weights and all other states of the model stay unchanged.
+    Call it after a training, before an evaluation or a save. With `steps=1` the model
+    gets the statistics of one batch of each rank, as in Akiba et al. 2017.
+
+    All ranks have to call this function. With synchronised layers, all ranks need the
+    same number of batches.
+
+    Args:
+        model: a built Keras model. Frozen layers keep their statistics.
+        data: batches of this rank, for example a `tf.data.Dataset`: inputs, or tuples
+            (inputs, targets, ...) of which only the inputs are used.
+        steps: number of batches to use; default: all, for which `data` has to end.
+        process_set: the ranks that take part; only these ranks call the function;
+            default all.
+
+    Returns:
+        Number of layers whose statistics were estimated.
+
+    Raises:
+        TypeError: `model` is not a Keras model.
+        ValueError: `steps` is below 1, the model is not built, or there is no batch on
+            any rank.
+        NotImplementedError: a layer has `renorm=True`, which uses the statistics in
+            training, too.
+        tfdist.MismatchError: the ranks' layers differ.
+
+    Example:
+        >>> import keras, numpy as np, tfdist
+        >>> tfdist.init()
+        >>> model = keras.Sequential([keras.Input((4,)),
+        ...                           keras.layers.BatchNormalization()])
+        >>> data = [np.full((2, 4), 1.0), np.full((2, 4), 3.0)]
+        >>> tfdist.layers.estimate_moving_statistics(model, data)
+        1
+        >>> layer = model.layers[0]
+        >>> float(layer.moving_mean[0]), float(layer.moving_variance[0])
+        (2.0, 1.0)
+
+    References:
+        Wu & Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN)
+        (arXiv:2105.07576). Akiba, Suzuki & Fukuda, Extremely Large Minibatch SGD, 2017,
+        section 3 (arXiv:1711.04325).
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Expected a Keras model, got {type(model).__name__}: {model}.")
+    if steps is not None and not steps >= 1:
+        raise ValueError(f"Expected steps of at least 1 or None, got {steps!r}.")
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, {model.name!r} is not. Call "
+            "model.build(input_shape) or train it first."
+        )
+    layers = [layer for layer in batch_normalizations(model) if layer.trainable]
+    for layer in layers:
+        if layer.renorm:
+            raise NotImplementedError(
+                f"{layer.path} has renorm=True, so its training depends on its moving "
+                "statistics. Use tfdist.layers.combine_moving_statistics."
+            )
+    moments = [_Moments() for _ in layers]
+    samples = 0
+    with _statistics_of_one_batch(model, layers):
+
+        @tf.function(jit_compile=False, autograph=False, reduce_retracing=True)
+        def run(inputs: Any) -> None:
+            model(inputs, training=True)
+
+        for batch in itertools.islice(data, steps):
+            inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+            run(inputs)
+            count = int(tf.shape(tf.nest.flatten(inputs)[0])[0])
+            samples += count
+            for one, layer in zip(moments, layers, strict=True):
+                one.add(count, layer.moving_mean, layer.moving_variance)
+    for one, layer in zip(moments, layers, strict=True):
+        if samples:
+            layer.moving_mean.assign(one.mean)
+            layer.moving_variance.assign(one.variance)
+    where = "in estimate_moving_statistics"
+    combine_at(where, model, samples, process_set)
+    return len(layers)
+
+
+class _Moments:
+    """Mean and variance of the inputs of a layer, over the batches so far."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.mean: Any = 0.0
+        self.variance: Any = 0.0
+
+    def add(self, count: int, mean: Any, variance: Any) -> None:
+        """Adds a batch of `count` samples, by the law of total variance."""
+        if count == 0:
+            return
+        self._count += count
+        share = count / self._count
+        change = np.asarray(mean.numpy(), np.float64) - self.mean
+        self.mean = self.mean + share * change
+        self.variance = (
+            (1 - share) * self.variance
+            + share * np.asarray(variance.numpy(), np.float64)
+            + share * (1 - share) * change**2
+        )
+
+
+@contextlib.contextmanager
+def _statistics_of_one_batch(model: keras.Model, layers: list[Any]) -> Iterator[None]:
+    """Makes the moving statistics those of the latest batch; keeps all other states."""
+    of_layers = {id(v) for x in layers for v in (x.moving_mean, x.moving_variance)}
+    others = [v for v in model.non_trainable_variables if id(v) not in of_layers]
+    values = [v.numpy() for v in others]
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.momentum = 0.0
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        for variable, value in zip(others, values, strict=True):
+            variable.assign(value)
