@@ -40,6 +40,7 @@ STATE = {
     "data/_dataset_checks.py": {"_part_counts"},
     "data/_global_batches.py": {"_sources"},
     "gradients/double_buffer.py": {"_of_tapes"},
+    "gradients/noise_scale.py": {"_measured"},
     "gradients/provenance.py": {"_of_eager_tensors", "_of_graphs"},
     "gradients/sample_weights.py": {"synchronized_by"},
     "layers/synchronized.py": {"_contexts_seen"},

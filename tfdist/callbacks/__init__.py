@@ -30,6 +30,7 @@ from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.callbacks.combine_moving_statistics import CombineMovingStatistics
 from tfdist.callbacks.elastic import Elastic
+from tfdist.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
@@ -45,6 +46,7 @@ __all__ = [
     "Checkpoint",
     "CombineMovingStatistics",
     "Elastic",
+    "GradientNoiseScale",
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",

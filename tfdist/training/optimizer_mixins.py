@@ -23,6 +23,7 @@ from tfdist.core.keras_subclass import subclass_under_own_name
 from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation, nan_policy, reduction
 from tfdist.gradients.bucket_ops import gated
+from tfdist.gradients.noise_scale import note_step
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import check_reduced_once
 from tfdist.gradients.sample_weights import weighted
@@ -54,9 +55,12 @@ class ReducesUpdates:
             variables: the variables to update.
             weight: this rank's number of samples, or None.
         """
-        return reduction.reduce_gradients(
-            grads, variables, self.tfdist_options, weight=weight
+        options = self.tfdist_options
+        reduced = reduction.reduce_gradients(grads, variables, options, weight=weight)
+        note_step(
+            self, grads, reduced, options.local_places(variables), weight is not None
         )
+        return reduced
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
         # `_clip_gradients` does not get the variables. This bypasses Keras's

@@ -1,0 +1,155 @@
+"""GradientNoiseScale: measures which global batch a training can use."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks.uneven_data import UnevenData
+from tfdist.collectives import ReduceOp, allreduce
+from tfdist.core import runtime
+from tfdist.core.process_sets import members_of
+from tfdist.core.rendezvous import renewal
+from tfdist.gradients.noise_scale import (
+    GradientSquares,
+    advice,
+    measure,
+    noise_scale,
+)
+
+
+class GradientNoiseScale(RankCallback):
+    """Measures the gradient noise scale of each epoch, and says what follows from it.
+
+    The noise scale is the global batch, in samples, at which the noise of the averaged
+    gradient is as large as the gradient itself. Much smaller batches can grow in
+    proportion: a batch twice as large needs about half of the steps. Much larger
+    batches save hardly any steps. It grows during a training, often by a factor of ten
+    and more, so a batch that is too large in the first epoch may be right later
+    (`tfdist.data.BatchSchedule`).
+
+    It is estimated from the squared norms of the gradients of each rank and of all
+    ranks, averaged over the steps of an epoch. The logs get `noise_scale`; it is equal
+    on all ranks, and infinite if the gradients are too noisy for an estimate. A step
+    computes these norms in addition.
+
+    Put it before callbacks that use the logs, such as `keras.callbacks.CSVLogger`.
+
+    Args:
+        global_batch: samples of all ranks in one step as counted by Keras. All ranks
+            have the same share of it.
+        verbose: 1 (default): the first rank prints a line after each epoch; 0: none.
+
+    Raises:
+        ValueError: `global_batch` is below 1 or `verbose` is not 0 or 1. At the start
+            of `fit`: there is only one rank, or the optimizer does not average
+            gradients of the current step (`op`, `double_buffering`).
+        NotImplementedError: at the start of `fit`: the job is elastic, or `UnevenData`
+            is used. In the first step: it is given a `weight`.
+        tfdist.MismatchError: at the start of `fit`: the ranks' settings differ.
+
+    Example:
+        >>> import tfdist
+        >>> callbacks = [tfdist.callbacks.GradientNoiseScale(global_batch=256)]
+
+    References:
+        McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of
+        Large-Batch Training, 2018, section 2 and appendix A.1 (arXiv:1812.06162).
+    """
+
+    def __init__(self, global_batch: int, *, verbose: int = 1) -> None:
+        super().__init__()
+        if isinstance(global_batch, bool) or not global_batch >= 1:
+            raise ValueError(
+                f"Expected a global_batch of at least 1 sample, got {global_batch!r}."
+            )
+        if verbose not in (0, 1):
+            raise ValueError(f"Expected verbose=0 or 1, got {verbose!r}.")
+        self.global_batch = global_batch
+        self.verbose = verbose
+        self._squares: GradientSquares | None = None
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """Returns the global batch."""
+        return {"global_batch": self.global_batch}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Makes the steps of this `fit` measure their gradients."""
+        super().on_train_begin(logs)
+        self._check_supported()
+        self._squares = GradientSquares()
+        measure(self.model.optimizer, self._squares)
+        self.model.train_function = None  # an earlier fit may have traced it
+        self.model.make_train_function()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds `noise_scale` to the logs, and prints what follows from it."""
+        if self._squares is None:
+            return
+        own, total, steps = self._squares.take()
+        ranks = members_of(self._ranks)
+        own = float(
+            allreduce(
+                tf.constant(own, tf.float64),
+                name="noise_scale",
+                process_set=self._ranks,
+            )
+        )
+        if not steps:  # none had finite gradients
+            return
+        batch = self.global_batch * self._accumulation_steps()
+        scale = noise_scale(
+            own / steps, total / steps, own_batch=batch / len(ranks), batch=batch
+        )
+        if logs is not None:
+            logs["noise_scale"] = scale
+        if self.verbose and runtime.rank() == self._first:
+            print(f"epoch {epoch + 1}: {advice(scale, batch)}", flush=True)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the measurement."""
+        super().on_train_end(logs)
+        self._squares = None
+        measure(self.model.optimizer, None)
+        self.model.train_function = None
+
+    def _accumulation_steps(self) -> int:
+        optimizer = self.model.optimizer
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return inner.gradient_accumulation_steps or 1
+
+    def _check_supported(self) -> None:
+        if renewal.is_elastic(os.environ):
+            raise NotImplementedError(
+                "GradientNoiseScale cannot be used in an elastic job, whose number of "
+                "ranks changes. Start the job without --min-np."
+            )
+        if any(isinstance(one, UnevenData) for one in self._listed):
+            raise NotImplementedError(
+                "GradientNoiseScale needs batches of equal size on all ranks, so it "
+                "cannot be used with UnevenData. Use tfdist.data.shard(...) without "
+                "UnevenData, or leave out GradientNoiseScale."
+            )
+        if len(members_of(self._ranks)) < 2:
+            raise ValueError(
+                "GradientNoiseScale compares gradients of one rank with those of all, "
+                "so it needs at least 2 ranks, got 1. Start the program with tfdistrun "
+                "-np 2, or leave out the callback."
+            )
+        options = getattr(self.model.optimizer, "tfdist_options", None)
+        if options is None:
+            raise ValueError(
+                "GradientNoiseScale measures the gradients of a "
+                "tfdist.DistributedOptimizer, but the model was compiled with "
+                f"{type(self.model.optimizer).__name__}. Wrap the optimizer, or leave "
+                "out the callback."
+            )
+        if options.op is not ReduceOp.AVERAGE or options.double_buffering:
+            raise ValueError(
+                "GradientNoiseScale needs gradients that are averaged in their own "
+                "step: use DistributedOptimizer without op and double_buffering, or "
+                "leave out the callback."
+            )

@@ -1,0 +1,175 @@
+"""The gradient noise scale: the global batch beyond which larger batches gain little.
+
+With G the gradient of the expected loss and S the covariance of the gradient of one
+sample, the simple noise scale is tr(S) / |G|^2, in samples. The mean gradient g of B
+samples has E|g|^2 = |G|^2 + tr(S) / B. A step has |g|^2 for two sizes of the batch:
+that of a rank, before the reduction, and that of all ranks. Both unknowns follow.
+
+References:
+    McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of
+    Large-Batch Training, 2018, equations 2.8 and A.2 (arXiv:1812.06162).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.core.registry import WeakRegistry
+
+
+def noise_scale(
+    own_square: float, square: float, *, own_batch: float, batch: float
+) -> float:
+    """Returns the simple noise scale, in samples; infinite if no signal was found.
+
+    Args:
+        own_square: mean of |g|^2 over steps and ranks, with g the gradient of a rank.
+        square: mean of |g|^2 over steps, with g the gradient of the global batch.
+        own_batch: samples of a rank in a step.
+        batch: samples of all ranks in a step, more than `own_batch`.
+
+    Raises:
+        ValueError: `batch` is not larger than `own_batch`.
+
+    Example:
+        >>> from tfdist.gradients.noise_scale import noise_scale
+        >>> noise_scale(1 + 8 / 2, 1 + 8 / 4, own_batch=2, batch=4)  # |G|^2 = 1
+        8.0
+    """
+    if not batch > own_batch:
+        raise ValueError(
+            f"Expected a global batch above that of a rank, got {batch} and "
+            f"{own_batch}. The noise scale needs at least two ranks."
+        )
+    signal = (batch * square - own_batch * own_square) / (batch - own_batch)
+    noise = (own_square - square) / (1 / own_batch - 1 / batch)
+    if signal <= 0:
+        return math.inf
+    return max(noise, 0.0) / signal
+
+
+def advice(scale: float, batch: float) -> str:
+    """Returns what the noise scale says about a global batch.
+
+    A training with a batch of B samples needs 1 + scale / B times as many steps as with
+    the largest batches, and 1 + B / scale times as many samples as with the smallest.
+
+    Example:
+        >>> from tfdist.gradients.noise_scale import advice
+        >>> print(advice(2560, 256))
+        gradient noise scale 2560, global batch 256: 11.0 times the fewest possible \
+steps, 1.1 times the fewest samples; a batch of up to about 2560 saves time
+    """
+    if math.isinf(scale):
+        return (
+            f"gradient noise scale unknown (global batch {batch:g}): the gradients are "
+            "mostly noise; average over more steps"
+        )
+    steps, samples = 1 + scale / batch, 1 + (batch / scale if scale else math.inf)
+    text = (
+        f"gradient noise scale {scale:.0f}, global batch {batch:g}: {steps:.1f} times "
+        f"the fewest possible steps, {samples:.1f} times the fewest samples; "
+    )
+    if scale >= 2 * batch:
+        return text + f"a batch of up to about {scale:.0f} saves time"
+    if scale > batch / 2:
+        return text + "the batch balances both"
+    return text + "a smaller batch needs fewer samples in hardly more steps"
+
+
+class GradientSquares:
+    """Sums of |g|^2 over steps, of this rank's and of the reduced gradients."""
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)
+
+    def add(self, grads: Sequence[Any], reduced: Sequence[Any], scale: Any) -> None:
+        """Adds the gradients of a step, unless the reduced ones are not finite.
+
+        Args:
+            grads: this rank's gradients; tensors, `tf.IndexedSlices`, or None.
+            reduced: the reduced gradients.
+            scale: the factor of a loss scale, which both have.
+        """
+        own, total = _square(grads), _square(reduced)
+        factor = tf.cast(scale, tf.float64) ** -2
+        step = tf.stack([own * factor, total * factor, tf.ones([], tf.float64)])
+        is_finite = tf.math.is_finite(own) & tf.math.is_finite(total)
+        self._sums.assign_add(tf.where(is_finite, step, tf.zeros_like(step)))
+
+    def take(self) -> tuple[float, float, float]:
+        """Returns both sums and the number of steps, and begins anew."""
+        own, total, steps = map(float, self._sums.numpy())
+        self._sums.assign(tf.zeros(3, tf.float64))
+        return own, total, steps
+
+
+# Optimizers whose traced steps add to the sums.
+_measured: WeakRegistry[GradientSquares] = WeakRegistry()
+
+
+def measure(optimizer: Any, squares: GradientSquares | None) -> None:
+    """Makes the steps of an optimizer that are traced from now on add to sums.
+
+    Args:
+        optimizer: a reducing optimizer.
+        squares: the sums; None: the steps add to none.
+    """
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if one is not None:
+            _measured.set(one, squares)  # type: ignore[arg-type]
+
+
+def note_step(
+    optimizer: Any,
+    grads: Sequence[Any],
+    reduced: Sequence[Any],
+    local: Collection[int] = (),
+    is_weighted: bool = False,
+) -> None:
+    """Adds the gradients of a step, if they are measured.
+
+    Args:
+        optimizer: the reducing optimizer.
+        grads: the gradients of this rank.
+        reduced: the gradients after the reduction.
+        local: indices of those that are not reduced.
+        is_weighted: whether the ranks are weighted.
+
+    Raises:
+        NotImplementedError: the ranks of a step that is measured are weighted.
+    """
+    squares = _measured.get(optimizer)
+    if squares is None:
+        return
+    if is_weighted:
+        raise NotImplementedError(
+            "The gradient noise scale needs batches of equal size, but this step "
+            "weights the ranks (UnevenData, or weight=). Leave out the weights or "
+            "GradientNoiseScale."
+        )
+    shared = [i for i in range(len(grads)) if i not in local]
+    squares.add(
+        [grads[i] for i in shared],
+        [reduced[i] for i in shared],
+        getattr(optimizer, "dynamic_scale", 1.0),
+    )
+
+
+def _square(grads: Sequence[Any]) -> tf.Tensor:
+    """Returns the sum of the squares of all elements, in float64."""
+    total = tf.zeros([], tf.float64)
+    for grad in grads:
+        if grad is None:
+            continue
+        if isinstance(grad, tf.IndexedSlices):  # a row may occur several times
+            rows, places = tf.unique(tf.reshape(grad.indices, [-1]))
+            grad = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
+        flat = tf.cast(tf.reshape(grad, [-1]), tf.float32)
+        total += tf.cast(tf.reduce_sum(flat * flat), tf.float64)
+    return total
