@@ -15,12 +15,15 @@ References:
 """
 
 import contextlib
+import itertools
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import batch_growth
 import imagenet_data
 import imagenet_examples
 import interrupted_epoch
@@ -79,6 +82,9 @@ flags.DEFINE_float(
     "warmup_epochs", None, "Warm-up epochs; overrides the preset.", lower_bound=0.0
 )
 flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Decay; overrides the preset.")
+flags.DEFINE_string(
+    "batch_growth", "", "Larger global batches from later epochs on: 30:1024,60:4096."
+)
 flags.DEFINE_float("label_smoothing", 0.1, "Label-smoothing factor.", 0.0, 1.0)
 flags.DEFINE_float(
     "mixup", 0.0, "Mixup's alpha, e.g. 0.2; 0: no mixup.", lower_bound=0.0
@@ -109,19 +115,51 @@ NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
     *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
-    *("mixup", "reduction", "double_buffering"),
+    *("mixup", "reduction", "double_buffering", "batch_growth"),
 )
 
 
 class Plan(NamedTuple):
-    """Numbers of a training. A step is one update, with `global_batch` pictures."""
+    """Numbers of a stage: epochs with equal batches. A step is one update.
 
-    global_batch: int
-    per_rank_batch: int
+    Attributes:
+        examples: number of training pictures.
+        batches: the global batch of each epoch, in all stages.
+        accumulation: batches of a rank in a step.
+        first_epoch: the first epoch of the stage.
+        epochs: the epoch before which the stage ends.
+        first_step: the first step to run, counted over all stages.
+    """
+
+    examples: int
+    batches: tfdist.data.BatchSchedule
     accumulation: int
-    steps_per_epoch: int
+    first_epoch: int
     epochs: int
-    first_step: int = 0
+    first_step: int
+
+    @property
+    def global_batch(self) -> int:
+        """Pictures in a step of this stage."""
+        return self.batches.batch_of(self.first_epoch)
+
+    @property
+    def per_rank_batch(self) -> int:
+        """Pictures in a batch of a rank."""
+        return self.global_batch // (tfdist.size() * self.accumulation)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch of this stage."""
+        return self.examples // self.global_batch
+
+    def steps_before(self, epoch: int) -> int:
+        """Returns the number of steps in all epochs before one."""
+        return self.batches.steps_before(epoch, total=self.examples)
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a step, and the steps that were done in it before."""
+        return self.batches.place_of(step, total=self.examples)
 
     @property
     def rate_batch(self) -> int:
@@ -135,7 +173,7 @@ class Plan(NamedTuple):
 
         If a run is resumed within an epoch, the first item is the rest of that epoch.
         """
-        epoch, done = divmod(self.first_step, self.steps_per_epoch)
+        epoch, done = self.place_of(self.first_step)
         if done and epoch < self.epochs:
             yield epoch, epoch + 1, self.steps_per_epoch - done
             epoch += 1
@@ -154,23 +192,26 @@ def main(argv: Sequence[str]) -> None:
     train, validation = open_data()
     if FLAGS.resume and not FLAGS.evaluate_only:
         run_folder.check_pictures(Path(FLAGS.resume), len(train))
-    plan = make_plan(len(train))
-    model = build_model(plan)
+    stages = make_stages(len(train))
+    model = build_model(stages[0])
     folder = open_folder()
     if FLAGS.resume:
-        plan = plan._replace(first_step=resume(model, folder))
-    say(describe(plan, model, train, validation, folder))
+        stages = from_step(stages, resume(model, folder))
+    plan = stages[0]
+    say(describe(stages, model, train, validation, folder))
 
     with naming_pictures(train, validation), telling_how_to_resume(argv[0], folder):
         if not FLAGS.evaluate_only:
             if tfdist.rank() == 0:
                 run_folder.save(folder, config)
                 run_folder.save(folder, {"train": len(train)}, run_folder.PICTURES)
-                epochs_done = plan.first_step / plan.steps_per_epoch
+                epoch, done = plan.place_of(plan.first_step)
+                epochs_done = epoch + done / plan.steps_per_epoch
                 run_folder.tidy(folder, int(epochs_done))
                 summary.note_run(folder, epochs_done, tfdist.size())
             fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
-            run(fit, model, plan, train, validation, folder)
+            for stage in stages:
+                run(fit, model, stage, train, validation, folder)
         results = evaluate(model, plan, validation)
     skipped = {"train": count_skipped(train), "validation": count_skipped(validation)}
     if tfdist.rank() == 0:
@@ -199,43 +240,75 @@ def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
     return train, validation
 
 
-def make_plan(examples: int) -> Plan:
+def make_stages(examples: int) -> list[Plan]:
     """Plans whole batches; their order differs in every epoch.
 
+    Returns:
+        The stages: one, or several with --batch_growth.
+
     Raises:
-        ValueError: the global batch cannot be divided, or is larger than the data.
+        ValueError: a global batch cannot be divided, or is larger than the data, or
+            the batch grows too early or too late.
     """
+    preset = make_preset()
+    epochs = round(preset.epochs)
+    check_batch("global_batch", FLAGS.global_batch, examples)
+    batches = batch_growth.parse(FLAGS.batch_growth, FLAGS.global_batch)
+    begins = list(batches.batches)
+    for epoch in begins[1:]:
+        check_batch("batch_growth", batches.batch_of(epoch), examples)
+        least = preset.warmup_epochs
+        if preset.transition_epochs is not None:
+            least = preset.transition_epochs[0] + preset.transition_epochs[1] / 2
+        if not least <= epoch < epochs:
+            raise ValueError(
+                f"Expected epochs from {math.ceil(least)} (the end of the warm-up) to "
+                f"{epochs - 1} in --batch_growth, got {epoch}."
+            )
+    return [
+        Plan(
+            examples=examples,
+            batches=batches,
+            accumulation=FLAGS.accumulation,
+            first_epoch=begin,
+            epochs=end,
+            first_step=batches.steps_before(begin, total=examples),
+        )
+        for begin, end in itertools.pairwise([*begins, epochs])
+    ]
+
+
+def check_batch(flag: str, batch: int, examples: int) -> None:
+    """Raises ValueError if the ranks cannot share a batch, or it is too large."""
     parts = tfdist.size() * FLAGS.accumulation
-    if FLAGS.global_batch < 1 or FLAGS.global_batch % parts:
-        lower = FLAGS.global_batch // parts * parts
-        advice = f"Write --global_batch={max(lower, parts)} or {lower + parts}."
+    if batch < 1 or batch % parts:
+        lower = batch // parts * parts
+        advice = f"Use {max(lower, parts)} or {lower + parts} in --{flag}."
         if FLAGS.resume:
             advice = "The run began with it: use a different number of ranks."
         raise ValueError(
             f"Expected a global batch that {tfdist.size()} ranks with "
-            f"{FLAGS.accumulation} batches each can share, got {FLAGS.global_batch}. "
-            + advice
+            f"{FLAGS.accumulation} batches each can share, got {batch}. " + advice
         )
-    if examples < FLAGS.global_batch:
+    if examples < batch:
         raise ValueError(
-            f"Expected at least one global batch of {FLAGS.global_batch} training "
-            f"pictures, got {examples}. Write --global_batch={examples} or less."
+            f"Expected at least one global batch of {batch} training pictures, got "
+            f"{examples}. Use {examples} or less in --{flag}."
         )
-    preset = make_preset()
-    return Plan(
-        global_batch=FLAGS.global_batch,
-        per_rank_batch=FLAGS.global_batch // parts,
-        accumulation=FLAGS.accumulation,
-        steps_per_epoch=examples // FLAGS.global_batch,
-        epochs=round(preset.epochs),
-    )
+
+
+def from_step(stages: Sequence[Plan], step: int) -> list[Plan]:
+    """Returns the stages that are left after a number of steps; at least the last."""
+    left = [s for s in stages if s.steps_before(s.epochs) > step] or [stages[-1]]
+    return [left[0]._replace(first_step=step), *left[1:]]
 
 
 def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
     """Returns this rank's part of every batch, from the plan's first step on."""
+    epoch, done = plan.place_of(plan.first_step)
     batches = train.training_batches(
-        first_step=plan.first_step,
-        last_step=plan.steps_per_epoch * plan.epochs,
+        first_step=epoch * plan.steps_per_epoch + done,  # as if all were of this batch
+        last_step=plan.epochs * plan.steps_per_epoch,
         global_batch=plan.global_batch,
         accumulation=plan.accumulation,
         seed=FLAGS.seed,
@@ -316,6 +389,7 @@ def build_model(plan: Plan) -> keras.Model:
         steps_per_epoch=plan.steps_per_epoch,
         global_batch=plan.rate_batch,
         accumulation=plan.accumulation,
+        growth=growth_of(plan),
     )
     if not tape_reduces():
         optimizer = tfdist.DistributedOptimizer(
@@ -340,6 +414,12 @@ def build_model(plan: Plan) -> keras.Model:
         ],
     )
     return model
+
+
+def growth_of(plan: Plan) -> batch_growth.Growth:
+    """Returns how the batch grows, and with it the rate of presets that scale it."""
+    scales_rate = make_preset().batch is not None
+    return batch_growth.Growth(plan.batches, plan.examples, scales_rate=scales_rate)
 
 
 def tape_reduces() -> bool:
@@ -369,7 +449,7 @@ def run(
     """Trains from the plan's first step to its last."""
     callbacks = make_callbacks(plan, folder)
     for epoch, end, steps in plan.spans():
-        rest = plan._replace(first_step=(epoch + 1) * plan.steps_per_epoch - steps)
+        rest = plan._replace(first_step=plan.steps_before(epoch + 1) - steps)
         fit(
             model,
             training_batches(train, rest),
@@ -387,7 +467,8 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """Returns the same callbacks on all ranks; those that write do so on rank 0."""
     ours, of_keras = tfdist.callbacks, keras.callbacks
     images = plan.global_batch // plan.accumulation
-    resumed = plan.first_step % plan.steps_per_epoch > 0
+    done = plan.place_of(plan.first_step)[1]
+    resumed = done > 0
     part = interrupted_epoch.load_part(folder, plan.first_step) if resumed else None
     whole_epoch = interrupted_epoch.WholeEpoch(part, resumed=resumed, images=images)
     checkpoint = RunCheckpoint(folder, plan, whole_epoch)
@@ -400,9 +481,9 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ours.Progress(
             images,
             unit="images",
-            total_epochs=plan.epochs,
+            total_epochs=round(make_preset().epochs),
             steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
-            first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
+            first_step=done * plan.accumulation,
         ),
         of_keras.LambdaCallback(on_epoch_end=whole_epoch.complete),
         ours.Checkpoint(
@@ -420,6 +501,19 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         listed.append(ours.RankZeroOnly(board))
     # So that a time limit of the batch system loses no work.
     return [*listed, ours.StopOnSignal(checkpoint)]
+
+
+def rate_at(plan: Plan, step: int) -> float:
+    """Returns the learning rate of a step, counted over all stages."""
+    growth = growth_of(plan)
+    place, factor = growth.place_of(step)
+    first = plan._replace(first_epoch=0)
+    return factor * schedules.rate_at(
+        make_preset(),
+        place,
+        steps_per_epoch=first.steps_per_epoch,
+        global_batch=first.rate_batch,
+    )
 
 
 class RunCheckpoint(tfdist.callbacks.Checkpoint):
@@ -447,7 +541,7 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
         """Saves the model, after the measurements if the epoch is not complete."""
         logs["steps"] = self.steps
-        in_epoch = self.steps % self._plan.steps_per_epoch
+        in_epoch = self._plan.place_of(self.steps)[1]
         part = self._whole_epoch.part() if in_epoch else None
         if part and tfdist.rank() == 0:
             try:
@@ -458,8 +552,9 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
 
     def on_saved(self, path: Path) -> None:
         """Removes old checkpoints on rank 0 when a new one is complete."""
-        steps = self._plan.steps_per_epoch
-        run_folder.remove_old_checkpoints(self._folder, FLAGS.keep, steps)
+        run_folder.remove_old_checkpoints(
+            self._folder, FLAGS.keep, lambda steps: not self._plan.place_of(steps)[1]
+        )
 
 
 class CountSteps(keras.callbacks.Callback):
@@ -476,7 +571,7 @@ class CountSteps(keras.callbacks.Callback):
 
     def __init__(self, plan: Plan, checkpoint: RunCheckpoint) -> None:
         super().__init__()
-        self._plan, self._preset = plan, make_preset()
+        self._plan = plan
         self._checkpoint = checkpoint
         self._end = 0  # end of the epoch, in batches
 
@@ -487,7 +582,7 @@ class CountSteps(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Sets the count; a resumed run may have begun the epoch before."""
-        self._end = (epoch + 1) * self._plan.steps_per_epoch * self._plan.accumulation
+        self._end = self._plan.steps_before(epoch + 1) * self._plan.accumulation
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
         """Counts; runs before the callbacks that save."""
@@ -504,13 +599,8 @@ class CountSteps(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Adds to the logs; runs before the callbacks that show the logs and save."""
-        logs["steps"] = (epoch + 1) * self._plan.steps_per_epoch
-        logs["learning_rate"] = schedules.rate_at(
-            self._preset,
-            logs["steps"] - 1,
-            steps_per_epoch=self._plan.steps_per_epoch,
-            global_batch=self._plan.rate_batch,
-        )
+        logs["steps"] = self._plan.steps_before(epoch + 1)
+        logs["learning_rate"] = rate_at(self._plan, logs["steps"] - 1)
 
 
 def fit_by_hand(
@@ -664,13 +754,14 @@ def resume(model: keras.Model, folder: Path) -> int:
 
 
 def describe(
-    plan: Plan,
+    stages: Sequence[Plan],
     model: keras.Model,
     train: imagenet_data.Split,
     validation: imagenet_data.Split,
     folder: Path,
 ) -> str:
     """Describes the run before the start, for the screen."""
+    plan = stages[0]
     ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
     batch = f"{ranks} x {plan.per_rank_batch}"
     if plan.accumulation > 1:
@@ -678,11 +769,16 @@ def describe(
     begin = f", from step {plan.first_step} on" if plan.first_step else ""
     of_one_rank = " for one rank, with Adasum" if FLAGS.reduction == "adasum" else ""
     rule = schedules.rule(make_preset(), plan.rate_batch)
+    growth = "".join(
+        f"global batch {stage.global_batch} from epoch {stage.first_epoch + 1} on, "
+        f"with {stage.steps_per_epoch} steps\n"
+        for stage in stages[1:]
+    )
     return (
         f"{FLAGS.network}, {model.count_params():,} weights, {FLAGS.precision}; "
         f"{len(train):,} training pictures, {len(validation):,} validation pictures\n"
         f"global batch {plan.global_batch} = {batch}; {plan.epochs} epochs of "
-        f"{plan.steps_per_epoch} steps{begin}\n"
+        f"{plan.steps_per_epoch} steps{begin}\n{growth}"
         f"preset {FLAGS.preset}{of_one_rank}: {rule}\n"
         f"run folder {folder}"
     )

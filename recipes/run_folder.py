@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -220,18 +220,20 @@ def steps_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step-"))
 
 
-def remove_old_checkpoints(path: Path, keep: int, steps_per_epoch: int) -> None:
+def remove_old_checkpoints(
+    path: Path, keep: int, ends_epoch: Callable[[int], bool]
+) -> None:
     """Removes all but the newest checkpoints, including those of an earlier run.
 
     Args:
         path: the run's folder.
         keep: number of checkpoints to keep at ends of epochs; and of other checkpoints,
             if they are newer than these.
-        steps_per_epoch: number of steps of an epoch.
+        ends_epoch: function that returns whether an epoch ends after a number of steps.
     """
     ends, others = [], []
     for file in checkpoints(path):
-        (others if steps_of(file) % steps_per_epoch else ends).append(file)
+        (ends if ends_epoch(steps_of(file)) else others).append(file)
     oldest = steps_of(ends[-keep:][0]) if ends else 0
     newer = [file for file in others if steps_of(file) > oldest]
     for file in {*ends, *others} - {*ends[-keep:], *newer[-keep:]}:

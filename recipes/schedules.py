@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from batch_growth import Growth
 
 from tfdist.optimizers import (
     LARS,
@@ -359,6 +360,7 @@ def optimizer(
     steps_per_epoch: int,
     global_batch: int,
     accumulation: int = 1,
+    growth: Growth | None = None,
     **options: Any,
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of a preset, not yet distributed.
@@ -368,9 +370,12 @@ def optimizer(
         steps_per_epoch: number of updates.
         global_batch: examples in an update on all ranks together.
         accumulation: batches of a rank whose gradients are added up for an update.
+        growth: how the batch grows; the other numbers are those of the first epoch.
         **options: arguments of the optimizer, passed on unchanged.
     """
     rate = schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch)
+    if growth is not None:
+        rate = growth.of(rate)
     if accumulation > 1:
         rate = OfUpdates(rate, accumulation)
         options["gradient_accumulation_steps"] = accumulation
@@ -435,10 +440,7 @@ def _decay_factor(
 
 
 def _decay_schedule(
-    decay: Decay,
-    rate: float,
-    length: int,
-    steps_per_epoch: int,
+    decay: Decay, rate: float, length: int, steps_per_epoch: int
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     schedules = keras.optimizers.schedules
     match decay:

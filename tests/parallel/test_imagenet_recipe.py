@@ -162,6 +162,36 @@ def test_a_resumed_run_of_the_same_size_ends_with_the_same_bits(words, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_a_batch_that_grows_uses_each_picture_once(loop, words, tmp_path):
+    """Epochs of 8, 4 and 4 steps, interrupted in the second and resumed by 3 ranks."""
+    words = [w for w in words if not w.startswith(("epochs", "decay"))]
+    words += ["epochs=3", "decay=step", "batch_growth=1:48", f"loop={loop}"]
+    [(printed, _, seen), *_] = run_ranks(trained, 2, words, timeout_s=110)
+    assert "global batch 48 from epoch 2 on, with 4 steps" in printed
+    expected = weights_of(tmp_path / "runs/latest/final.keras")
+    whole = summary_of(tmp_path / "runs/latest").columns
+    assert whole["steps"] == [8, 12, 16]
+    before = run_ranks(trained, 2, words, STEPS + 2, timeout_s=110)
+    resumed = [f"--resume={tmp_path / 'runs/latest'}"]
+    after = run_ranks(trained, 3, resumed, timeout_s=110)
+    assert f"from step {STEPS + 2} on" in after[0][0]
+    taken = [tuple(one) for _, _, seen in before for one in seen if one[0] < STEPS + 2]
+    taken += [tuple(one) for _, _, seen in after for one in seen]
+    steps = [step for step, _ in taken]
+    sizes = [24] * 8 + [48] * 8
+    assert [steps.count(step) for step in range(16)] == sizes
+    assert len({picture for _, picture in taken}) == sum(sizes)
+    log = summary_of(tmp_path / "runs/latest").columns
+    for name in ("loss", "val_loss", "learning_rate", "steps"):
+        np.testing.assert_allclose(log[name], whole[name], rtol=2e-3, atol=5e-3)
+    for a, b in zip(
+        weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loops", [("fit", "custom"), ("custom", "fit")])
 def test_a_step_that_the_loss_scale_skips_counts(loops, words, tmp_path):
     words = [*words, "precision=mixed_float16", f"loop={loops[0]}"]
@@ -391,6 +421,9 @@ def refused(words):
         (["--loop=custom", "accumulation=2"], "--loop=custom uses one batch per step"),
         (["reduction=adasum", "accumulation=2"], "--reduction=adasum uses one batch"),
         (["--double_buffering", "accumulation=2"], "--double_buffering uses one batch"),
+        (["batch_growth=1:48,2:64"], "Expected epochs from 1 .*to 1 in --batch_growth"),
+        (["batch_growth=1:25"], "got 25. Use 24 or 26 in --batch_growth"),
+        (["batch_growth=soon"], "Expected --batch_growth=EPOCH:BATCH"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
         (["--resume=nowhere"], "nowhere/config.yaml.*--resume expects the folder of a"),
         (["--config=none.yaml"], "configuration none.yaml, found none.*a YAML file"),

@@ -111,7 +111,8 @@ def test_the_recipe_keeps_the_best_model_also_when_it_is_resumed(tmp_path):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     found = []
     for begin, end in ((0, 3), (3, 5)):
-        listed = module.make_callbacks(module.Plan(2, 2, 1, 1, 5), tmp_path)
+        plan = module.Plan(2, tfdist.data.BatchSchedule({0: 2}), 1, 0, 5, 0)
+        listed = module.make_callbacks(plan, tmp_path)
         files = [c for c in listed if isinstance(c, Checkpoint)]
         [best] = [c for c in files if c.filepath.endswith("best.keras")]
         best.set_model(model)

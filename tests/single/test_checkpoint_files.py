@@ -139,7 +139,7 @@ def test_checkpoints_within_an_epoch_do_not_replace_those_of_epochs(tmp_path):
     module = recipe.script()
     flags.FLAGS(["resnet50_imagenet.py", "--notensorboard", "--keep=2"])
     flags.FLAGS.checkpoint_steps = 2
-    plan = module.Plan(2, 2, accumulation=2, steps_per_epoch=4, epochs=3)
+    plan = module.Plan(8, tfdist.data.BatchSchedule({0: 2}), 2, 0, 3, 0)
     model = noisy(0.5)
     [count] = [
         callback

@@ -59,21 +59,29 @@ def test_a_damaged_checkpoint_is_skipped_also_in_a_folder_like_a_pattern(tmp_pat
     digest = "0" * 64  # of a different content
     Path(f"{path_of(folder, 16)}.sha256").write_text(f"{digest}  step-00000016.keras\n")
     assert run_folder.last_checkpoint(folder) == path_of(folder, 8)
-    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=4)
+    run_folder.remove_old_checkpoints(
+        folder, keep=1, ends_epoch=lambda steps: steps % 4 == 0
+    )
     assert names(folder) == ["step-00000016.keras", "step-00000016.keras.sha256"]
 
 
 def test_the_newest_checkpoints_of_epochs_and_of_steps_are_kept(tmp_path):
     folder = saved(tmp_path, 4, 8, 12, 16, 20, 24, 28, 32)
     path_of(folder, 32).write_bytes(b"broken")  # it does not count, and stays
-    run_folder.remove_old_checkpoints(folder, keep=2, steps_per_epoch=8)
+    run_folder.remove_old_checkpoints(
+        folder, keep=2, ends_epoch=lambda steps: steps % 8 == 0
+    )
     kept = (16, 20, 24, 28, 32)
     assert names(folder) == [path_of(folder, step).name for step in kept]
-    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=8)
+    run_folder.remove_old_checkpoints(
+        folder, keep=1, ends_epoch=lambda steps: steps % 8 == 0
+    )
     kept = (24, 28, 32)
     assert names(folder) == [path_of(folder, step).name for step in kept]
     path_of(folder, 28).rename(path_of(folder, 22))  # older than the last epoch
-    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=8)
+    run_folder.remove_old_checkpoints(
+        folder, keep=1, ends_epoch=lambda steps: steps % 8 == 0
+    )
     kept = (24, 32)
     assert names(folder) == [path_of(folder, step).name for step in kept]
 

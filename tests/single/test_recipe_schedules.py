@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.optimizers import sgd_share
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+sys.path.insert(0, str(RECIPES))  # the modules of the folder import each other
 SPEC = importlib.util.spec_from_file_location("schedules", RECIPES / "schedules.py")
 recipe = importlib.util.module_from_spec(SPEC)
 sys.modules[SPEC.name] = recipe  # where dataclasses look for it

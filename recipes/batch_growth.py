@@ -1,0 +1,137 @@
+"""A global batch that grows during a training, as with --batch_growth of the recipe.
+
+Where a schedule would divide the rate, the batch is multiplied instead (Smith et al.
+2018; Mikami et al. 2018). The rate of a preset is that for the batch of the epoch, so
+`goyal_2017`, which divides the rate by 10 at epoch 30, keeps it with a batch 10 times
+as large from epoch 30 on.
+
+References:
+    Smith, Kindermans, Ying & Le, Don't Decay the Learning Rate, Increase the Batch
+    Size, ICLR 2018 (arXiv:1711.00489). Mikami et al., Massively Distributed SGD:
+    ImageNet/ResNet-50 Training in a Flash, 2018, section 2.1 (arXiv:1811.05233).
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfdist.data import BatchSchedule
+
+
+def parse(text: str, first: int) -> BatchSchedule:
+    """Returns the batches of a flag.
+
+    Args:
+        text: epochs and the batches from then on, like "30:1024,60:4096"; "" for none.
+        first: the batch from epoch 0 on.
+
+    Raises:
+        ValueError: the text is not of this form.
+
+    Example:
+        >>> from batch_growth import parse
+        >>> parse("30:1024,60:4096", 256)
+        BatchSchedule({0: 256, 30: 1024, 60: 4096})
+    """
+    batches = {0: first}
+    for part in filter(None, text.split(",")):
+        epoch, colon, batch = (one.strip() for one in part.partition(":"))
+        if not (colon and epoch.isdigit() and batch.isdigit() and int(epoch)):
+            raise ValueError(
+                "Expected --batch_growth=EPOCH:BATCH,EPOCH:BATCH,... with epochs from "
+                f"1 on, e.g. 30:1024,60:4096, got {text!r}."
+            )
+        batches[int(epoch)] = int(batch)
+    return BatchSchedule(batches)
+
+
+class Growth:
+    """Translates steps of a batch that grows into steps of the first batch.
+
+    Args:
+        batches: the global batch of each epoch.
+        examples: samples in an epoch.
+        scales_rate: whether the rate is proportional to the batch.
+    """
+
+    def __init__(
+        self, batches: BatchSchedule, examples: int, *, scales_rate: bool
+    ) -> None:
+        first = batches.batch_of(0)
+        steps = examples // first
+        # First step; the step of the first batch there; steps of an epoch; rate.
+        self.stages = [
+            (
+                batches.steps_before(epoch, total=examples),
+                epoch * steps,
+                examples // batch,
+                batch / first if scales_rate else 1.0,
+            )
+            for epoch, batch in batches.batches.items()
+        ]
+        self.steps_per_epoch = steps
+
+    def place_of(self, step: int) -> tuple[int, float]:
+        """Returns the step of the first batch at the same place, and the rate's factor.
+
+        Example:
+            >>> from batch_growth import Growth, parse
+            >>> growth = Growth(parse("2:40", 20), 80, scales_rate=True)
+            >>> [growth.place_of(step) for step in (7, 8, 9, 10)]
+            [(7, 1.0), (8, 2.0), (10, 2.0), (12, 2.0)]
+        """
+        begin, first, steps, factor = max(s for s in self.stages if s[0] <= step)
+        return first + (step - begin) * self.steps_per_epoch // steps, factor
+
+    def of(
+        self, schedule: keras.optimizers.schedules.LearningRateSchedule
+    ) -> keras.optimizers.schedules.LearningRateSchedule:
+        """Returns the rates for the batch that grows, from those of the first batch."""
+        if len(self.stages) == 1:
+            return schedule
+        return Grown(schedule, self.stages, self.steps_per_epoch)
+
+
+@keras.saving.register_keras_serializable(package="tfdist_recipes")
+class Grown(keras.optimizers.schedules.LearningRateSchedule):
+    """The rates of a batch that grows; created by `Growth.of`."""
+
+    def __init__(
+        self,
+        schedule: keras.optimizers.schedules.LearningRateSchedule,
+        stages: list[tuple[int, int, int, float]],
+        steps_per_epoch: int,
+    ) -> None:
+        super().__init__()
+        self.schedule, self.stages = schedule, stages
+        self.steps_per_epoch = steps_per_epoch
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of a step."""
+        step = ops.cast(step, "int64")
+        begins, firsts, steps, factors = zip(*self.stages, strict=True)
+        stage = ops.sum(ops.cast(step >= ops.array(begins, "int64"), "int32")) - 1
+
+        def of_stage(values: tuple[Any, ...], dtype: str) -> Any:
+            return ops.take(ops.array(values, dtype), stage)
+
+        since = (step - of_stage(begins, "int64")) * self.steps_per_epoch
+        place = of_stage(firsts, "int64") + since // of_stage(steps, "int64")
+        rate = self.schedule(place)
+        return rate * ops.cast(of_stage(factors, "float32"), rate.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments in Keras's format."""
+        return {
+            "schedule": keras.optimizers.schedules.serialize(self.schedule),
+            "stages": [list(stage) for stage in self.stages],
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Grown":
+        """Returns the schedule with the configuration from `get_config`."""
+        inner = keras.optimizers.schedules.deserialize(config["schedule"])
+        stages = [tuple(stage) for stage in config["stages"]]
+        return cls(inner, stages, config["steps_per_epoch"])
