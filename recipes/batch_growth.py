@@ -34,16 +34,52 @@ def parse(text: str, first: int) -> BatchSchedule:
         >>> parse("30:1024,60:4096", 256)
         BatchSchedule({0: 256, 30: 1024, 60: 4096})
     """
-    batches = {0: first}
+    found = by_epoch(text)
+    if found is None or 0 in found:
+        raise ValueError(
+            "Expected --batch_growth=EPOCH:BATCH,EPOCH:BATCH,... with epochs from 1 on,"
+            f" e.g. 30:1024,60:4096, got {text!r}."
+        )
+    return BatchSchedule({0: first, **found})
+
+
+def parse_sizes(text: str, last: int) -> dict[int, int]:
+    """Returns the image size from certain epochs on.
+
+    Args:
+        text: epochs and sizes, like "0:128,18:176,28:224"; "": always `last`.
+        last: the size of the validation, with which the training has to end.
+
+    Raises:
+        ValueError: the text is not of this form, the sizes do not grow, or the last one
+            is not `last`.
+
+    Example:
+        >>> from batch_growth import parse_sizes
+        >>> parse_sizes("0:128,18:224", 224)
+        {0: 128, 18: 224}
+    """
+    found = by_epoch(text or f"0:{last}")
+    sizes = list(found.values()) if found else []
+    if not found or 0 not in found or sizes != sorted(sizes) or sizes[-1] != last:
+        raise ValueError(
+            "Expected --image_growth=0:SIZE,EPOCH:SIZE,... with sizes that grow to "
+            f"--image_size={last}, e.g. 0:{max(last // 2, 32)},18:{last}, got {text!r}."
+        )
+    if sizes[0] < 32:
+        raise ValueError(f"Expected image sizes of at least 32 pixels, got {sizes[0]}.")
+    return found
+
+
+def by_epoch(text: str) -> dict[int, int] | None:
+    """Returns the numbers of a text like "1:2,3:4", by epoch; None if it is none."""
+    found = {}
     for part in filter(None, text.split(",")):
-        epoch, colon, batch = (one.strip() for one in part.partition(":"))
-        if not (colon and epoch.isdigit() and batch.isdigit() and int(epoch)):
-            raise ValueError(
-                "Expected --batch_growth=EPOCH:BATCH,EPOCH:BATCH,... with epochs from "
-                f"1 on, e.g. 30:1024,60:4096, got {text!r}."
-            )
-        batches[int(epoch)] = int(batch)
-    return BatchSchedule(batches)
+        epoch, colon, number = (one.strip() for one in part.partition(":"))
+        if not (colon and epoch.isdigit() and number.isdigit()):
+            return None
+        found[int(epoch)] = int(number)
+    return dict(sorted(found.items()))
 
 
 class Growth:

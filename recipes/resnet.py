@@ -28,12 +28,12 @@ MEAN = (123.675, 116.28, 103.53)
 STANDARD_DEVIATION = (58.395, 57.12, 57.375)
 
 
-def build(name: str, *, image_size: int, classes: int) -> keras.Model:
+def build(name: str, *, image_size: int | None, classes: int) -> keras.Model:
     """Builds a network from raw pictures to logits.
 
     Args:
         name: a key of NETWORKS.
-        image_size: pixels of height and width, at least 32.
+        image_size: pixels of height and width, at least 32; None: of any image.
         classes: number of logits.
 
     Returns:

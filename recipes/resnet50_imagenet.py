@@ -49,6 +49,9 @@ flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "Storage format.
 flags.DEFINE_integer("classes", 1000, "Number of classes.", lower_bound=2)
 flags.DEFINE_integer("label_offset", 0, "Label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Image side in pixels.", lower_bound=32)
+flags.DEFINE_string(
+    "image_growth", "", "Smaller training images at first: 0:128,18:176,28:224."
+)
 flags.DEFINE_integer("synthetic", None, "Use N synthetic images.", lower_bound=1)
 flags.DEFINE_bool("skip_corrupt", False, "Skip corrupt images, and count them.")
 flags.DEFINE_integer(
@@ -115,12 +118,12 @@ NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
     *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
-    *("mixup", "reduction", "double_buffering", "batch_growth"),
+    *("mixup", "reduction", "double_buffering", "batch_growth", "image_growth"),
 )
 
 
 class Plan(NamedTuple):
-    """Numbers of a stage: epochs with equal batches. A step is one update.
+    """Numbers of a stage: epochs of equal batches and images. A step is an update.
 
     Attributes:
         examples: number of training pictures.
@@ -129,6 +132,7 @@ class Plan(NamedTuple):
         first_epoch: the first epoch of the stage.
         epochs: the epoch before which the stage ends.
         first_step: the first step to run, counted over all stages.
+        image_size: height and width of the training images, in pixels.
     """
 
     examples: int
@@ -137,6 +141,7 @@ class Plan(NamedTuple):
     first_epoch: int
     epochs: int
     first_step: int
+    image_size: int = 224
 
     @property
     def global_batch(self) -> int:
@@ -244,7 +249,7 @@ def make_stages(examples: int) -> list[Plan]:
     """Plans whole batches; their order differs in every epoch.
 
     Returns:
-        The stages: one, or several with --batch_growth.
+        The stages: one, or several with --batch_growth or --image_growth.
 
     Raises:
         ValueError: a global batch cannot be divided, or is larger than the data, or
@@ -254,8 +259,12 @@ def make_stages(examples: int) -> list[Plan]:
     epochs = round(preset.epochs)
     check_batch("global_batch", FLAGS.global_batch, examples)
     batches = batch_growth.parse(FLAGS.batch_growth, FLAGS.global_batch)
-    begins = list(batches.batches)
-    for epoch in begins[1:]:
+    sizes = batch_growth.parse_sizes(FLAGS.image_growth, FLAGS.image_size)
+    if max(sizes) >= epochs:
+        raise ValueError(
+            f"Expected epochs below {epochs} in --image_growth, got {max(sizes)}."
+        )
+    for epoch in list(batches.batches)[1:]:
         check_batch("batch_growth", batches.batch_of(epoch), examples)
         least = preset.warmup_epochs
         if preset.transition_epochs is not None:
@@ -265,6 +274,7 @@ def make_stages(examples: int) -> list[Plan]:
                 f"Expected epochs from {math.ceil(least)} (the end of the warm-up) to "
                 f"{epochs - 1} in --batch_growth, got {epoch}."
             )
+    begins = sorted({*batches.batches, *sizes})
     return [
         Plan(
             examples=examples,
@@ -273,6 +283,7 @@ def make_stages(examples: int) -> list[Plan]:
             first_epoch=begin,
             epochs=end,
             first_step=batches.steps_before(begin, total=examples),
+            image_size=sizes[max(epoch for epoch in sizes if epoch <= begin)],
         )
         for begin, end in itertools.pairwise([*begins, epochs])
     ]
@@ -312,7 +323,7 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
         global_batch=plan.global_batch,
         accumulation=plan.accumulation,
         seed=FLAGS.seed,
-        **pipeline(),
+        **pipeline(plan.image_size),
     )
     if not FLAGS.mixup:
         return batches
@@ -327,13 +338,15 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
 
 def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
     """Returns this rank's share; each picture is used once."""
-    return validation.validation_batches(batch=plan.per_rank_batch, **pipeline())
+    return validation.validation_batches(
+        batch=plan.per_rank_batch, **pipeline(FLAGS.image_size)
+    )
 
 
-def pipeline() -> dict[str, Any]:
+def pipeline(image_size: int) -> dict[str, Any]:
     """Returns the options shared by the training and validation batches."""
     return {
-        "image_size": FLAGS.image_size,
+        "image_size": image_size,
         "threads": FLAGS.data_threads or imagenet_examples.own_threads(),
         "skip_corrupt": FLAGS.skip_corrupt,
         "readers": FLAGS.readers,
@@ -380,7 +393,9 @@ def make_preset() -> schedules.Preset:
 def build_model(plan: Plan) -> keras.Model:
     """Builds and compiles the network."""
     model = resnet.build(
-        FLAGS.network, image_size=FLAGS.image_size, classes=FLAGS.classes
+        FLAGS.network,
+        image_size=None if FLAGS.image_growth else FLAGS.image_size,
+        classes=FLAGS.classes,
     )
     if FLAGS.sync_batch_norm:
         model = tfdist.layers.synchronize_batch_normalization(model)
@@ -770,9 +785,10 @@ def describe(
     of_one_rank = " for one rank, with Adasum" if FLAGS.reduction == "adasum" else ""
     rule = schedules.rule(make_preset(), plan.rate_batch)
     growth = "".join(
-        f"global batch {stage.global_batch} from epoch {stage.first_epoch + 1} on, "
-        f"with {stage.steps_per_epoch} steps\n"
-        for stage in stages[1:]
+        f"from epoch {stage.first_epoch + 1} on: global batch {stage.global_batch}, "
+        f"{stage.steps_per_epoch} steps, {stage.image_size} pixels\n"
+        for stage in stages
+        if len(stages) > 1
     )
     return (
         f"{FLAGS.network}, {model.count_params():,} weights, {FLAGS.precision}; "

@@ -168,7 +168,7 @@ def test_a_batch_that_grows_uses_each_picture_once(loop, words, tmp_path):
     words = [w for w in words if not w.startswith(("epochs", "decay"))]
     words += ["epochs=3", "decay=step", "batch_growth=1:48", f"loop={loop}"]
     [(printed, _, seen), *_] = run_ranks(trained, 2, words, timeout_s=110)
-    assert "global batch 48 from epoch 2 on, with 4 steps" in printed
+    assert "from epoch 2 on: global batch 48, 4 steps, 32 pixels" in printed
     expected = weights_of(tmp_path / "runs/latest/final.keras")
     whole = summary_of(tmp_path / "runs/latest").columns
     assert whole["steps"] == [8, 12, 16]
@@ -189,6 +189,38 @@ def test_a_batch_that_grows_uses_each_picture_once(loop, words, tmp_path):
         weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+def sizes_of_images(words):
+    """The step with which each dataset begins, and the height of its images."""
+    module = recipe.script()
+    plain, found = module.training_batches, []
+
+    def noted(train, plan):
+        batches = plain(train, plan)
+        found.append([plan.first_step, batches.element_spec[0].shape[1]])
+        return batches
+
+    module.training_batches = noted
+    try:
+        return found, recipe.run(*words)
+    finally:
+        module.training_batches = plain
+
+
+@pytest.mark.slow
+def test_images_that_grow_end_with_those_of_the_validation(words, tmp_path):
+    words = [w for w in words if not w.startswith(("epochs", "decay", "--image_size"))]
+    words += ["epochs=3", "decay=step", "batch_growth=2:48"]
+    words += ["image_size=64", "image_growth=0:32,1:48,2:64"]
+    ranks = run_ranks(sizes_of_images, 2, words, timeout_s=110)
+    for found, _ in ranks:
+        assert found == [[0, 32], [8, 48], [16, 64]]
+    assert "from epoch 3 on: global batch 48, 4 steps, 64 pixels" in ranks[0][1]
+    log = summary_of(tmp_path / "runs/latest").columns
+    assert log["steps"] == [8, 16, 20] and np.isfinite(log["val_loss"]).all()
+    model = keras.saving.load_model(tmp_path / "runs/latest/final.keras", compile=False)
+    assert model(np.zeros((1, 64, 64, 3), "uint8")).shape == (1, 1000)
 
 
 @pytest.mark.slow
@@ -423,6 +455,8 @@ def refused(words):
         (["--double_buffering", "accumulation=2"], "--double_buffering uses one batch"),
         (["batch_growth=1:48,2:64"], "Expected epochs from 1 .*to 1 in --batch_growth"),
         (["batch_growth=1:25"], "got 25. Use 24 or 26 in --batch_growth"),
+        (["image_growth=0:16,1:32"], "at least 32 pixels, got 16"),
+        (["image_growth=0:32,2:32"], "Expected epochs below 2 in --image_growth"),
         (["batch_growth=soon"], "Expected --batch_growth=EPOCH:BATCH"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
         (["--resume=nowhere"], "nowhere/config.yaml.*--resume expects the folder of a"),

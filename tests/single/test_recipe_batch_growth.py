@@ -71,3 +71,10 @@ def test_without_growth_the_schedule_is_unchanged():
 def test_a_text_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match="Expected --batch_growth=EPOCH:BATCH"):
         batch_growth.parse(text, 32)
+
+
+@pytest.mark.parametrize("text", ["1:64", "0:128,1:64", "0:32,1:48", "0:64,x:64"])
+def test_image_sizes_have_to_grow_to_the_last_one(text):
+    with pytest.raises(ValueError, match="sizes that grow to --image_size=64"):
+        batch_growth.parse_sizes(text, 64)
+    assert batch_growth.parse_sizes("", 64) == {0: 64}
