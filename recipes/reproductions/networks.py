@@ -63,14 +63,17 @@ def plain() -> keras.Model:
     return keras.Sequential([*layers, keras.layers.Dense(digits.CLASSES)])
 
 
-def normalized(simulated_ranks: int | None) -> keras.Model:
+def normalized(
+    simulated_ranks: int | None, *, pixels: int = digits.PIXELS
+) -> keras.Model:
     """Returns a network of five hidden layers of 96 units with batch normalization.
 
     Args:
         simulated_ranks: number of ranks that this process simulates; None for a process
             that is a rank itself.
+        pixels: pixels of an image.
     """
-    layers: list[Any] = [keras.Input((digits.PIXELS,))]
+    layers: list[Any] = [keras.Input((pixels,))]
     for _ in range(5):
         layers.append(keras.layers.Dense(96, use_bias=False))
         if simulated_ranks is None:

@@ -14,6 +14,7 @@ import gradient_variance
 import half_precision
 import linear_scaling
 import loss_scaling
+import mnist
 import report
 import rmsprop_warmup
 import study
@@ -24,6 +25,7 @@ STUDIES = (
     gradient_variance.STUDY,
     linear_scaling.STUDY,
     warmup.STUDY,
+    mnist.STUDY,
     rmsprop_warmup.STUDY,
     adasum.STUDY,
     double_buffering.STUDY,

@@ -26,17 +26,27 @@ class Setting:
         epochs: length of the training.
         optimizer: function that returns the optimizer, for a number of steps per epoch.
         normalized: whether the network has batch normalization.
+        load: function that returns the data; others than the small digits only for
+            the network with batch normalization.
     """
 
     ranks: int
     epochs: int
     optimizer: Callable[[int], keras.optimizers.Optimizer]
     normalized: bool
+    load: Callable[[], digits.Digits] = digits.load
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch; the remaining samples are left out."""
-        return digits.TRAIN // (self.ranks * PER_RANK)
+        return len(self.load().train[1]) // (self.ranks * PER_RANK)
+
+    def network(self, simulated_ranks: int | None) -> keras.Model:
+        """Returns the network; for the argument, see `networks.normalized`."""
+        if not self.normalized:
+            return networks.plain()
+        pixels = self.load().train[0].shape[1]
+        return networks.normalized(simulated_ranks, pixels=pixels)
 
 
 def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
@@ -67,17 +77,19 @@ def gradients_of(model: keras.Model) -> GradientFunction:
     return gradients
 
 
-def accuracy_of(model: keras.Model) -> float:
-    """Returns the test accuracy, in percent."""
-    images, labels = digits.load().test
+def accuracy_of(model: keras.Model, data: digits.Digits | None = None) -> float:
+    """Returns the test accuracy, in percent; default: of the small digits."""
+    images, labels = (data or digits.load()).test
     found = np.argmax(model(images, training=False).numpy(), axis=1)
     return 100 * float(np.mean(found == labels))
 
 
-def shuffled(batch: int, epochs: int, seed: int) -> Iterator[list[np.ndarray]]:
+def shuffled(
+    batch: int, epochs: int, seed: int, total: int = digits.TRAIN
+) -> Iterator[list[np.ndarray]]:
     """Yields the samples of each step of an epoch, for all epochs."""
     for epoch in range(epochs):
-        order = tfdist.data.epoch_order(digits.TRAIN, seed=seed, epoch=epoch)
+        order = tfdist.data.epoch_order(total, seed=seed, epoch=epoch)
         yield list(order[: len(order) // batch * batch].reshape(-1, batch))
 
 
@@ -86,6 +98,7 @@ def train(
     optimizer: keras.optimizers.Optimizer,
     epochs: Iterable[list[np.ndarray]],
     gradients: GradientFunction | None = None,
+    data: digits.Digits | None = None,
 ) -> Iterator[None]:
     """Trains, and yields after each epoch.
 
@@ -95,8 +108,10 @@ def train(
         epochs: the samples of each step, by epoch.
         gradients: function that returns the gradients of a step; default: those of the
             mean loss, which is the average of the means of equal ranks.
+        data: the data; default: the small digits.
     """
-    (images, labels), variables = digits.load().train, model.trainable_variables
+    images, labels = (data or digits.load()).train
+    variables = model.trainable_variables
     gradients = gradients or gradients_of(model)
     optimizer.build(variables)
 
@@ -118,12 +133,12 @@ def simulate(setting: Setting, seed: int) -> list[float]:
     """
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
-    model = (
-        networks.normalized(setting.ranks) if setting.normalized else networks.plain()
-    )
+    model, data = setting.network(setting.ranks), setting.load()
     optimizer = setting.optimizer(setting.steps_per_epoch)
-    epochs = shuffled(setting.ranks * PER_RANK, setting.epochs, seed)
-    return [accuracy_of(model) for _ in train(model, optimizer, epochs)]
+    batch, total = setting.ranks * PER_RANK, len(data.train[1])
+    epochs = shuffled(batch, setting.epochs, seed, total)
+    steps = train(model, optimizer, epochs, data=data)
+    return [accuracy_of(model, data) for _ in steps]
 
 
 def train_on_ranks(setting: Setting, **options: Any) -> float:
@@ -142,8 +157,7 @@ def train_on_ranks(setting: Setting, **options: Any) -> float:
     if tfdist.size() != setting.ranks:
         raise ValueError(f"Expected {setting.ranks} ranks, got {tfdist.size()}.")
     keras.utils.set_random_seed(0)
-    data = digits.load()
-    model = networks.normalized(None) if setting.normalized else networks.plain()
+    data, model = setting.load(), setting.network(None)
     optimizer = setting.optimizer(setting.steps_per_epoch)
     model.compile(
         tfdist.DistributedOptimizer(optimizer, **options),
