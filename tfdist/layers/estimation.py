@@ -1,4 +1,4 @@
-"""Estimates the statistics of batch normalisation anew, for the weights as they are.
+"""Recomputes the statistics of batch normalisation, for fixed weights.
 
 Moving statistics are averages over steps in which the weights were changing. In a
 training with few steps and high rates they lag behind the weights. Here the weights
@@ -9,6 +9,7 @@ batches and ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,11 +32,11 @@ def estimate_moving_statistics(
 ) -> int:
     """Replaces the moving statistics of batch normalisation by those of given batches.
 
-    The model is called with `training=True` for each batch, and the mean and variance
-    of every layer's inputs are combined over the batches and the ranks, weighted by
-    their numbers of samples. Weights and all other states of the model stay unchanged.
-    Call it after a training, before an evaluation or a save. With `steps=1` the model
-    gets the statistics of one batch of each rank, as in Akiba et al. 2017.
+    The model is called with `training=True` (with dropout, if it has any) for each
+    batch, and the mean and variance of every layer's inputs are combined over the
+    batches and the ranks, weighted by their numbers of samples. Weights and all other
+    states of the model stay unchanged. Call it after a training, before an evaluation
+    or a save, with batches as in the training.
 
     All ranks have to call this function. With synchronised layers, all ranks need the
     same number of batches.
@@ -43,8 +44,9 @@ def estimate_moving_statistics(
     Args:
         model: a built Keras model. Frozen layers keep their statistics.
         data: batches of this rank, for example a `tf.data.Dataset`: inputs, or tuples
-            (inputs, targets, ...) of which only the inputs are used.
-        steps: number of batches to use; default: all, for which `data` has to end.
+            (inputs, targets, ...) of which only the inputs are used. Images have equal
+            sizes in all batches.
+        steps: number of batches to use; default: until `data` ends.
         process_set: the ranks that take part; only these ranks call the function;
             default all.
 
@@ -56,7 +58,7 @@ def estimate_moving_statistics(
         ValueError: `steps` is below 1, the model is not built, or there is no batch on
             any rank.
         NotImplementedError: a layer has `renorm=True`, which uses the statistics in
-            training, too.
+            training, too, or is called several times in a step.
         tfdist.MismatchError: the ranks' layers differ.
 
     Example:
@@ -73,8 +75,7 @@ def estimate_moving_statistics(
 
     References:
         Wu & Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN)
-        (arXiv:2105.07576). Akiba, Suzuki & Fukuda, Extremely Large Minibatch SGD, 2017,
-        section 3 (arXiv:1711.04325).
+        (arXiv:2105.07576).
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a Keras model, got {type(model).__name__}: {model}.")
@@ -92,29 +93,52 @@ def estimate_moving_statistics(
                 f"{layer.path} has renorm=True, so its training depends on its moving "
                 "statistics. Use tfdist.layers.combine_moving_statistics."
             )
-    moments = [_Moments() for _ in layers]
-    samples = 0
-    with _statistics_of_one_batch(model, layers):
-
-        @tf.function(jit_compile=False, autograph=False, reduce_retracing=True)
-        def run(inputs: Any) -> None:
-            model(inputs, training=True)
-
-        for batch in itertools.islice(data, steps):
-            inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
-            inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
-            run(inputs)
-            count = int(tf.shape(tf.nest.flatten(inputs)[0])[0])
-            samples += count
-            for one, layer in zip(moments, layers, strict=True):
-                one.add(count, layer.moving_mean, layer.moving_variance)
+    with _statistics_of_one_batch(model, layers) as calls:
+        samples, moments = _measure(model, layers, data, steps, calls)
     for one, layer in zip(moments, layers, strict=True):
-        if samples:
-            layer.moving_mean.assign(one.mean)
-            layer.moving_variance.assign(one.variance)
+        layer.moving_mean.assign(one.mean if samples else layer.moving_mean)
+        layer.moving_variance.assign(one.variance if samples else layer.moving_variance)
     where = "in estimate_moving_statistics"
-    combine_at(where, model, samples, process_set)
+    try:
+        combine_at(where, model, samples, process_set, layers=layers)
+    except ValueError as error:  # on all ranks
+        raise ValueError(
+            "Expected data with at least one batch on at least one rank, got none."
+        ) from error
     return len(layers)
+
+
+def _measure(
+    model: keras.Model,
+    layers: list[Any],
+    data: Iterable[Any],
+    steps: int | None,
+    calls: dict[int, int],
+) -> tuple[int, list[_Moments]]:
+    """Returns the number of samples, and the moments of each layer's inputs."""
+
+    @tf.function(jit_compile=False, autograph=False, reduce_retracing=True)
+    def run(inputs: Any) -> None:
+        calls.clear()
+        model(inputs, training=True)
+        for layer in layers:
+            if calls.get(id(layer), 0) > 1:
+                raise NotImplementedError(
+                    f"{layer.path} is called several times in a step, and has moving "
+                    "statistics of all calls. Use "
+                    "tfdist.layers.combine_moving_statistics."
+                )
+
+    samples, moments = 0, [_Moments() for _ in layers]
+    for batch in itertools.islice(data, steps):
+        inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        run(inputs)
+        count = int(tf.shape(tf.nest.flatten(inputs)[0])[0])
+        samples += count
+        for one, layer in zip(moments, layers, strict=True):
+            one.add(count, layer.moving_mean, layer.moving_variance)
+    return samples, moments
 
 
 class _Moments:
@@ -141,18 +165,39 @@ class _Moments:
 
 
 @contextlib.contextmanager
-def _statistics_of_one_batch(model: keras.Model, layers: list[Any]) -> Iterator[None]:
-    """Makes the moving statistics those of the latest batch; keeps all other states."""
-    of_layers = {id(v) for x in layers for v in (x.moving_mean, x.moving_variance)}
-    others = [v for v in model.non_trainable_variables if id(v) not in of_layers]
-    values = [v.numpy() for v in others]
+def _statistics_of_one_batch(
+    model: keras.Model, layers: list[Any]
+) -> Iterator[dict[int, int]]:
+    """Makes the moving statistics those of the latest batch, and counts calls.
+
+    At the end, all variables have their values again.
+    """
+    values = [(v, v.numpy()) for v in model.variables]
     momenta = [layer.momentum for layer in layers]
+    calls: dict[int, int] = {}
     try:
         for layer in layers:
             layer.momentum = 0.0
-        yield
+            # A value that is not finite would stay: 0 times it is not 0.
+            layer.moving_mean.assign(tf.zeros_like(layer.moving_mean))
+            layer.moving_variance.assign(tf.ones_like(layer.moving_variance))
+            object.__setattr__(layer, "call", _counted(layer, calls))
+        yield calls
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for variable, value in zip(others, values, strict=True):
+            vars(layer).pop("call", None)
+        for variable, value in values:
             variable.assign(value)
+
+
+def _counted(layer: Any, calls: dict[int, int]) -> Any:
+    """Returns the `call` of a layer that also counts."""
+    call = layer.call
+
+    @functools.wraps(call)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.update({id(layer): calls.get(id(layer), 0) + 1})
+        return call(*arguments, **options)
+
+    return counted

@@ -82,9 +82,20 @@ def combine_at(
     model: keras.layers.Layer,
     weight: float = 1.0,
     process_set: ProcessSet | None = None,
+    *,
+    layers: list[Any] | None = None,
 ) -> int:
-    """Runs `combine_moving_statistics`; checks that `where` is equal on all ranks."""
-    layers = [layer for layer in batch_normalizations(model) if layer.built]
+    """Runs `combine_moving_statistics`; checks that `where` is equal on all ranks.
+
+    Args:
+        where: the place of the call.
+        model: as in `combine_moving_statistics`.
+        weight: as in `combine_moving_statistics`.
+        process_set: as in `combine_moving_statistics`.
+        layers: the layers whose statistics are combined; default: all that are built.
+    """
+    if layers is None:
+        layers = [layer for layer in batch_normalizations(model) if layer.built]
     own = {
         "where": where,
         "layers": [
