@@ -1,5 +1,7 @@
 """The gradient noise scale of `fit` is that of NumPy, on the gradients of the data."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -118,6 +120,68 @@ def test_weighted_steps_are_refused():
     assert run_ranks(weighted, 2, timeout_s=60) == [True, True]
 
 
+def after_a_failure():
+    """An error ends the fit that measured; a step by hand then has weights."""
+    model = compiled()
+    x = inputs(tfdist.rank())
+
+    def fail(batch, logs):
+        raise OSError("the disk is gone")
+
+    callbacks = [
+        tfdist.callbacks.GradientNoiseScale(8),
+        keras.callbacks.LambdaCallback(on_train_batch_end=fail),
+    ]
+    with pytest.raises(OSError, match="the disk is gone"):
+        model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    initial = tfdist.callbacks.BroadcastInitialState()
+    model.fit(x, x[:, :1], verbose=0, callbacks=[initial])
+    grads = [tf.zeros(v.shape) for v in model.trainable_variables]
+    model.optimizer.apply(grads, model.trainable_variables, weight=1 + tfdist.rank())
+    return True
+
+
+def test_a_fit_that_failed_measures_no_more():
+    assert run_ranks(after_a_failure, 2, timeout_s=60) == [True, True]
+
+
+class ByTape(keras.Sequential):
+    """Its steps do not use its optimizer."""
+
+    def train_step(self, data):
+        x, _ = data
+        with tfdist.DistributedGradientTape() as tape:
+            loss = tf.reduce_mean(self(x, training=True))
+        grads = tape.gradient(loss, self.trainable_variables)
+        for v, g in zip(self.trainable_variables, grads, strict=True):
+            v.assign_sub(0.0 * g)
+        return {"loss": loss}
+
+
+def not_measured():
+    model = ByTape([keras.Input((8,)), keras.layers.Dense(1, use_bias=False)])
+    sgd = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(sgd, "mse", jit_compile=False)
+    x = inputs(tfdist.rank())
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    callbacks = [
+        tfdist.callbacks.BroadcastInitialState(),
+        tfdist.callbacks.GradientNoiseScale(64),
+    ]
+    history = model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    logging.getLogger("tfdist").removeHandler(handler)
+    told = any("has measured no step of epoch 1" in text for text in messages)
+    return told, "noise_scale" in history.history
+
+
+def test_steps_without_the_optimizer_are_told_of():
+    found = run_ranks(not_measured, 2, timeout_s=60)
+    assert [tuple(one) for one in found] == [(True, False), (False, False)]
+
+
 def refused():
     x = inputs(0)
     for options, batch in (
@@ -139,3 +203,25 @@ def refused():
 
 def test_what_cannot_be_measured_is_refused_on_all_ranks():
     assert run_ranks(refused, 2, timeout_s=60) == [True, True]
+
+
+def growing():
+    """Batches of 8 in one epoch, and of 16 in the next; the estimate stays."""
+    model = compiled()
+    x = np.concatenate([inputs(rank) for rank in range(48)])
+    schedule = tfdist.data.BatchSchedule({0: 8, 1: 16})
+    data = tfdist.data.global_batches((x, x[:, :1]), global_batch=schedule, seed=1)
+    callbacks = [
+        tfdist.callbacks.BroadcastInitialState(),
+        tfdist.callbacks.Elastic(),
+        tfdist.callbacks.GradientNoiseScale(schedule),
+    ]
+    history = model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    return history.history["noise_scale"]
+
+
+def test_a_batch_that_grows_does_not_change_the_estimate():
+    (first, second), other = run_ranks(growing, 2, timeout_s=100)
+    assert other == [first, second]
+    assert 18 < first < 35
+    assert second == pytest.approx(first, rel=0.25)

@@ -1,5 +1,7 @@
 """Double buffering: steps use the reduced gradients of the step before, bit for bit."""
 
+import contextlib
+import functools
 import time
 
 import keras
@@ -345,3 +347,104 @@ def given_by_one_rank():
 
 def test_double_buffering_on_some_ranks_is_an_error_on_all():
     assert run_ranks(given_by_one_rank, 2, timeout_s=60) == [1.0, 1.0]
+
+
+def of_unknown_length(way):
+    """Two epochs that end with the data; the reference takes them as one list."""
+    unknown = batches().filter(lambda x, y: True)
+    model, optimizer = build("adam")
+    variables = model.trainable_variables
+    optimizer = tfdist.DistributedOptimizer(optimizer, double_buffering=True)
+    if way == "fit":
+        model.compile(optimizer, "mse", jit_compile=False)
+        model.fit(unknown, epochs=2, verbose=0)
+    else:
+        optimizer.build(variables)
+
+        @tf.function
+        def step(iterator):
+            x, y = next(iterator)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        for _ in range(2):
+            iterator = iter(unknown)
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    step(iterator)
+    found = [v.numpy() for v in variables]
+    keras.utils.clear_session()
+    model, other = build("adam")
+    model.compile(
+        tfdist.DistributedOptimizer(other, double_buffering=True),
+        "mse",
+        jit_compile=False,
+    )
+    model.fit(batches().repeat(2), verbose=0)
+    same = [v.numpy() for v in model.trainable_variables]
+    return all((a == b).all() for a, b in zip(found, same, strict=True)), int(
+        optimizer.iterations
+    )
+
+
+@pytest.mark.parametrize("way", ["fit", "loop"])
+def test_the_end_of_the_data_starts_no_step(way):
+    for is_same, updates in run_ranks(of_unknown_length, 2, way, timeout_s=100):
+        assert is_same
+        assert updates == 2 * STEPS - 1
+
+
+def restored(folder):
+    """Rank 0 reads a checkpoint; all ranks begin anew with a first step."""
+    model, optimizer = build("sgd")
+    optimizer = tfdist.DistributedOptimizer(optimizer, double_buffering=True)
+    model.compile(optimizer, "mse", jit_compile=False)
+    options = {"verbose": 0, "callbacks": [tfdist.callbacks.BroadcastInitialState()]}
+    model.fit(batches(), **options)
+    path = f"{folder}/model.keras"
+    if tfdist.rank() == 0:
+        model.save(path)
+    tfdist.barrier()
+    step = functools.partial(
+        optimizer.apply,
+        [tf.ones(v.shape) for v in model.trainable_variables],
+        model.trainable_variables,
+    )
+    counts = []
+    tfdist.restore(model, path)
+    step()
+    counts.append(int(optimizer.iterations))
+    step()
+    counts.append(int(optimizer.iterations))
+    if tfdist.rank() == 0:  # loaded on one rank, and sent to the others
+        model.load_weights(path)
+    model.fit(batches(), **options)
+    counts.append(int(optimizer.iterations))
+    weights = [v.numpy() for v in model.trainable_variables]
+    return counts, weights
+
+
+def test_all_ranks_begin_anew_after_a_load(tmp_path):
+    ranks = run_ranks(restored, 2, str(tmp_path), timeout_s=100)
+    for counts, weights in ranks:
+        assert counts == [STEPS - 1, STEPS, 2 * (STEPS - 1)]
+        for one, other in zip(weights, ranks[0][1], strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def mixed_weights():
+    w = tf.Variable([1.0], name="w")
+    for count in (None, tfdist.rank() + 1):
+        with tfdist.DistributedGradientTape(double_buffering=True) as tape:
+            loss = tf.reduce_sum(8.0 * w)
+        if count is None:
+            tape.gradient(loss, w)
+            continue
+        with pytest.raises(ValueError, match="in all steps or in none"):
+            tape.gradient(loss, w, weight=count)
+    return True
+
+
+def test_weights_in_some_steps_are_refused():
+    assert run_ranks(mixed_weights, 2, timeout_s=60) == [True, True]

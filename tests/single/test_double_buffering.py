@@ -1,11 +1,14 @@
 """Double buffering: the states of one process, and what cannot be combined with it."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.gradients import double_buffer
 
 BUFFERED = {"double_buffering": True}
 
@@ -119,3 +122,63 @@ def test_eager_steps_warn_once(caplog):
         tape.gradient(loss, v)
     warnings = [r for r in caplog.records if "Run the step in a tf.function" in r.msg]
     assert len(warnings) == 1
+
+
+def test_lists_of_variables_have_stored_gradients_of_their_own():
+    a, b = keras.Variable([0.0]), keras.Variable([0.0])
+    sgd = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), **BUFFERED)
+    sgd.build([a, b])
+    for _ in range(2):
+        sgd.apply([tf.constant([1.0])], [a])
+        sgd.apply([tf.constant([100.0])], [b])
+    assert (float(a.numpy()[0]), float(b.numpy()[0])) == (-1.0, -100.0)
+
+
+def test_gradients_that_come_and_go_are_refused():
+    a, b = keras.Variable([0.0]), keras.Variable([0.0])
+    sgd = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), **BUFFERED)
+    sgd.build([a, b])
+    one = tf.constant([1.0])
+    tf.function(lambda: sgd.apply([one, None], [a, b]))()
+    with pytest.raises(ValueError, match="the same variables need gradients in every"):
+        tf.function(lambda: sgd.apply([one, one], [a, b]))()
+
+
+def test_a_tape_under_a_loss_scale_is_refused():
+    v = tf.Variable(1.0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with tfdist.DistributedGradientTape(**BUFFERED) as tape:
+            loss = v * v
+        with pytest.raises(ValueError, match="Use the policy mixed_bfloat16"):
+            tape.gradient(loss, v)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_new_variables_do_not_get_gradients_of_deleted_ones():
+    kept = tf.Variable(1.0)
+    for _ in range(30):
+        head = tf.Variable(2.0)
+        with tfdist.DistributedGradientTape(**BUFFERED) as tape:
+            loss = kept * head
+        assert [float(g) for g in tape.gradient(loss, [kept, head])] == [0.0, 0.0]
+        del head, tape, loss
+    gc.collect()
+    assert len(double_buffer._buffers) <= 1
+
+
+def test_each_fit_begins_with_a_first_step():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    sgd = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1), **BUFFERED)
+    model.compile(sgd, "mse")
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    for fits in (1, 2):
+        model.fit(
+            np.ones((8, 1)),
+            np.ones((8, 1)),
+            batch_size=2,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        assert int(sgd.iterations) == 3 * fits

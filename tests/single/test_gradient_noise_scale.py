@@ -35,12 +35,15 @@ def test_one_rank_cannot_measure_it():
     [
         (
             1000,
-            "11.0 times the fewest possible steps, 1.1 times the fewest samples; a "
-            "batch of up to about 1000 saves time",
+            "about 11.0 times the minimum of steps and 1.1 times the minimum of samples"
+            "; larger batches, up to about 1000, need fewer steps",
         ),
-        (100, "2.0 times the fewest possible steps, 2.0 times the fewest samples; the"),
+        (
+            100,
+            "2.0 times the minimum of steps and 2.0 times the minimum of samples; a g",
+        ),
         (10, "a smaller batch needs fewer samples in hardly more steps"),
-        (0, "inf times the fewest samples; a smaller batch"),
+        (0, "inf times the minimum of samples; a smaller batch"),
         (math.inf, "the gradients are mostly noise"),
     ],
 )

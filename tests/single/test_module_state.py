@@ -39,7 +39,7 @@ STATE = {
     "collectives/tf_ops/op_names.py": {"_name_counts", "_labels"},
     "data/_dataset_checks.py": {"_part_counts"},
     "data/_global_batches.py": {"_sources"},
-    "gradients/double_buffer.py": {"_of_tapes"},
+    "gradients/double_buffer.py": {"_buffers"},
     "gradients/noise_scale.py": {"_measured"},
     "gradients/provenance.py": {"_of_eager_tensors", "_of_graphs"},
     "gradients/sample_weights.py": {"synchronized_by"},
@@ -69,7 +69,6 @@ ATTRIBUTES = {
     },
     # Values that refer to the object, which a registry would keep alive.
     "gradients/accumulation.py": {"_tfdist_total_weight", "_tfdist_own_weight"},
-    "training/double_buffering.py": {"_tfdist_double_buffer"},
     # Of a function that we put in the place of another one.
     "callbacks/_loss_weighting.py": {"_tfdist_before"},
     "callbacks/_save_guard.py": {"_tfdist_guards"},

@@ -67,7 +67,10 @@ def test_without_growth_the_schedule_is_unchanged():
     assert growth.of(plain) is plain
 
 
-@pytest.mark.parametrize("text", ["30", "30:", "0:64", "-1:64", "a:64", "3:64;4:128"])
+@pytest.mark.parametrize(
+    "text",
+    ["30", "30:", "0:64", "-1:64", "a:64", "3:64;4:128", "3:16", "3:64,3:96", "²:64"],
+)
 def test_a_text_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match="Expected --batch_growth=EPOCH:BATCH"):
         batch_growth.parse(text, 32)

@@ -26,6 +26,8 @@ from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.core.registry import WeakRegistry
+from tfdist.gradients.double_buffer import clear_buffers
+from tfdist.gradients.noise_scale import stop_measuring
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.training import jit_compile
 from tfdist.training.model_optimizers import check_all_reduce, optimizers_of
@@ -98,6 +100,7 @@ class RankCallback(keras.callbacks.Callback):
         self._compares = self._leads
         self._traces = self._leads and bool(runtime.setting("TFDIST_TIMELINE"))
         if self._leads:
+            clear_buffers(self.model.trainable_variables)
             if _is_traced_otherwise(self.model):
                 self.model.train_function = None
                 self.model.make_train_function()
@@ -217,7 +220,8 @@ def _is_traced_otherwise(model: keras.Model) -> bool:
     """Returns whether the step traced by an earlier fit is outdated."""
     failed = restore_compute_loss(model)  # True if that fit ended with an error
     was_plain = [may_be_traced_unwrapped(one) for one in optimizers_of(model)]
-    return failed or any(was_plain)
+    was_measured = [stop_measuring(one) for one in optimizers_of(model)]
+    return failed or any(was_plain) or any(was_measured)
 
 
 def _counts_moments(model: keras.Model) -> bool:

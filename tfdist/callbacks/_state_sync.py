@@ -9,6 +9,7 @@ import keras
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.consistency.fingerprint import fingerprints
 from tfdist.core.process_sets import ProcessSet
+from tfdist.gradients.double_buffer import clear_buffers
 from tfdist.training.model_optimizers import optimizers_of
 from tfdist.training.preprocessing_layers import follow_variables
 
@@ -109,6 +110,7 @@ def share(
             [variables[i] for i in changes["changed"]], root, process_set=process_set
         )
         follow_variables(model)
+        clear_buffers(model.trainable_variables)
 
 
 def wants_to_stop(model: keras.Model) -> bool:

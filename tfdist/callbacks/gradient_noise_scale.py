@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -13,40 +14,47 @@ from tfdist.collectives import ReduceOp, allreduce
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
 from tfdist.core.rendezvous import renewal
+from tfdist.data import BatchSchedule
 from tfdist.gradients.noise_scale import (
     GradientSquares,
     advice,
     measure,
     noise_scale,
+    stop_measuring,
 )
+
+_logger = logging.getLogger("tfdist")
 
 
 class GradientNoiseScale(RankCallback):
-    """Measures the gradient noise scale of each epoch, and says what follows from it.
+    """Estimates the gradient noise scale in each epoch, and recommends a batch size.
 
     The noise scale is the global batch, in samples, at which the noise of the averaged
-    gradient is as large as the gradient itself. Much smaller batches can grow in
-    proportion: a batch twice as large needs about half of the steps. Much larger
-    batches save hardly any steps. It grows during a training, often by a factor of ten
-    and more, so a batch that is too large in the first epoch may be right later
+    gradient is as large as the gradient itself. With a much smaller batch, a batch
+    twice as large needs about half of the steps. With a much larger batch, a larger one
+    saves hardly any steps. The noise scale grows during a training, often by a factor
+    of ten and more, so a batch that is too large in the first epoch may be right later
     (`tfdist.data.BatchSchedule`).
 
     It is estimated from the squared norms of the gradients of each rank and of all
-    ranks, averaged over the steps of an epoch. The logs get `noise_scale`; it is equal
-    on all ranks, and infinite if the gradients are too noisy for an estimate. A step
-    computes these norms in addition.
+    ranks, averaged over the steps of an epoch, which adds the computation of two norms
+    to each step. The logs get `noise_scale`. It is equal on all ranks, and infinite if
+    the gradients are too noisy for an estimate. An epoch in which no gradients were
+    finite has none.
 
     Put it before callbacks that use the logs, such as `keras.callbacks.CSVLogger`.
 
     Args:
-        global_batch: samples of all ranks in one step as counted by Keras. All ranks
-            have the same share of it.
+        global_batch: samples of all ranks in one step as counted by Keras, without
+            accumulation, or the `BatchSchedule` of the data. All ranks have the same
+            share of it.
         verbose: 1 (default): the first rank prints a line after each epoch; 0: none.
 
     Raises:
         ValueError: `global_batch` is below 1 or `verbose` is not 0 or 1. At the start
-            of `fit`: there is only one rank, or the optimizer does not average
-            gradients of the current step (`op`, `double_buffering`).
+            of `fit`: there is only one rank, or the optimizer is not a
+            `DistributedOptimizer` that averages the gradients of the current step
+            (without `op` and `double_buffering`).
         NotImplementedError: at the start of `fit`: the job is elastic, or `UnevenData`
             is used. In the first step: it is given a `weight`.
         tfdist.MismatchError: at the start of `fit`: the ranks' settings differ.
@@ -60,12 +68,15 @@ class GradientNoiseScale(RankCallback):
         Large-Batch Training, 2018, section 2 and appendix A.1 (arXiv:1812.06162).
     """
 
-    def __init__(self, global_batch: int, *, verbose: int = 1) -> None:
+    def __init__(self, global_batch: int | BatchSchedule, *, verbose: int = 1) -> None:
         super().__init__()
-        if isinstance(global_batch, bool) or not global_batch >= 1:
-            raise ValueError(
-                f"Expected a global_batch of at least 1 sample, got {global_batch!r}."
-            )
+        if not isinstance(global_batch, BatchSchedule):
+            if isinstance(global_batch, bool) or not global_batch >= 1:
+                raise ValueError(
+                    "Expected a global_batch of at least 1 sample, got "
+                    f"{global_batch!r}."
+                )
+            global_batch = BatchSchedule({0: global_batch})
         if verbose not in (0, 1):
             raise ValueError(f"Expected verbose=0 or 1, got {verbose!r}.")
         self.global_batch = global_batch
@@ -74,7 +85,7 @@ class GradientNoiseScale(RankCallback):
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Returns the global batch."""
-        return {"global_batch": self.global_batch}
+        return {"global_batch": repr(self.global_batch)}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Makes the steps of this `fit` measure their gradients."""
@@ -89,18 +100,22 @@ class GradientNoiseScale(RankCallback):
         """Adds `noise_scale` to the logs, and prints what follows from it."""
         if self._squares is None:
             return
-        own, total, steps = self._squares.take()
+        own, total, steps = allreduce(
+            tf.constant(self._squares.take(), tf.float64),
+            name="noise_scale",
+            process_set=self._ranks,
+        ).numpy()
         ranks = members_of(self._ranks)
-        own = float(
-            allreduce(
-                tf.constant(own, tf.float64),
-                name="noise_scale",
-                process_set=self._ranks,
-            )
-        )
-        if not steps:  # none had finite gradients
+        if not steps:
+            if runtime.rank() == self._first:
+                _logger.warning(
+                    "GradientNoiseScale has measured no step of epoch %d: the gradients"
+                    " were not finite, or the train_step of the model does not call "
+                    "its optimizer.",
+                    epoch + 1,
+                )
             return
-        batch = self.global_batch * self._accumulation_steps()
+        batch = self.global_batch.batch_of(epoch) * self._accumulation_steps()
         scale = noise_scale(
             own / steps, total / steps, own_batch=batch / len(ranks), batch=batch
         )
@@ -113,7 +128,7 @@ class GradientNoiseScale(RankCallback):
         """Ends the measurement."""
         super().on_train_end(logs)
         self._squares = None
-        measure(self.model.optimizer, None)
+        stop_measuring(self.model.optimizer)
         self.model.train_function = None
 
     def _accumulation_steps(self) -> int:

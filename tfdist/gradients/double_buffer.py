@@ -1,8 +1,9 @@
 """Gradients of one step that are reduced while the next step is computed.
 
 With double buffering, a step stores its gradients and gets the reduced gradients of the
-step before. Their reduction depends on nothing that the step computes, so TensorFlow's
-executor starts it at once, and it runs during the forward and the backward pass:
+step before. Their reduction needs nothing that the step computes, so TensorFlow's
+executor starts it as soon as the step has its batch (without one, the data have ended,
+and there is no step). It runs during the forward and the backward pass:
 
     step t      read the gradients of step t - 1 --> reduce --> update the weights
                 forward --> backward --> store the gradients of step t
@@ -12,25 +13,26 @@ first step has nothing to reduce, and the last gradients are not used: T steps m
 T - 1 updates.
 
 References:
-    T. Akiba, K. Fukuda, S. Suzuki, ChainerMN: Scalable Distributed Deep Learning
-    Framework, 2017 (arXiv:1710.11351); `double_buffering` of its optimizer.
+    ChainerMN 1.3, 2018: `create_multi_node_optimizer(..., double_buffering=True)`
+    (chainer.org/general/2018/05/25/chainermn-v1-3.html).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives.local_variables import identity
 from tfdist.collectives.per_rank_variables import tf_variable
 from tfdist.core import runtime
-from tfdist.core.registry import WeakRegistry
 from tfdist.gradients.options import ReduceOptions
 
 _logger = logging.getLogger("tfdist")
+# Operations that fail at the end of the data.
+_READS_BATCH = ("IteratorGetNext", "OptionalGetValue")
 
 
 class DoubleBuffer:
@@ -42,29 +44,38 @@ class DoubleBuffer:
     def __init__(self) -> None:
         self._stored: dict[int, tf.Variable] = {}
         self._is_full: tf.Variable | None = None
+        self._is_weighted = False
         self._has_warned = False
         # A scalar bool of the latest step: whether it got gradients of an earlier one.
         self.was_full: Any = None
 
-    def exchange(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+    def exchange(
+        self, grads: Sequence[tf.Tensor | None], *, is_weighted: bool
+    ) -> list[tf.Tensor | None]:
         """Stores the gradients of this step; returns those of the previous one.
 
         Args:
-            grads: dense gradients of known shapes, or `None`; the same in every step.
+            grads: dense gradients of known shapes, or `None`.
+            is_weighted: whether the ranks are weighted.
 
         Returns:
             The stored gradients, of the same shapes and dtypes; zeros in the first
             step.
+
+        Raises:
+            ValueError: other gradients than in earlier steps are `None`, or only some
+                steps are weighted.
         """
-        self._create_variables(grads)
+        self._create_variables(grads, is_weighted)
         if tf.executing_eagerly():
             self._warn_eager()
         is_full: Any = self._is_full
-        self.was_full = is_full.read_value()
-        previous = [
-            None if g is None else self._stored[i].read_value()
-            for i, g in enumerate(grads)
-        ]
+        with tf.control_dependencies(_batch_of_step()):
+            self.was_full = is_full.read_value()
+            previous = [
+                None if g is None else self._stored[i].read_value()
+                for i, g in enumerate(grads)
+            ]
         # tf.function runs these after the reads above, because they come later.
         is_full.assign(True)
         for i, grad in enumerate(grads):
@@ -79,18 +90,31 @@ class DoubleBuffer:
         for variable in self._stored.values():
             variable.assign(tf.zeros_like(variable))
 
-    def _create_variables(self, grads: Sequence[tf.Tensor | None]) -> None:
-        shapes = {
-            i: (g.shape, g.dtype)
-            for i, g in enumerate(grads)
-            if g is not None and i not in self._stored
-        }
-        with tf.init_scope():  # once, outside of the traced function
-            for i, (shape, dtype) in shapes.items():
-                zeros = tf.zeros(shape, dtype)
-                self._stored[i] = tf.Variable(zeros, trainable=False)
-            if self._is_full is None:
+    def _create_variables(
+        self, grads: Sequence[tf.Tensor | None], is_weighted: bool
+    ) -> None:
+        present = {i: g for i, g in enumerate(grads) if g is not None}
+        if self._is_full is None:
+            self._is_weighted = is_weighted
+            with tf.init_scope():  # once, outside of the traced function
+                for i, g in present.items():
+                    zeros = tf.zeros(g.shape, g.dtype)
+                    self._stored[i] = tf.Variable(zeros, trainable=False)
                 self._is_full = tf.Variable(False, trainable=False)
+        if present.keys() != self._stored.keys():
+            raise ValueError(
+                "With double_buffering=True, the same variables need gradients in every"
+                f" step, got gradients of the variables {sorted(present)} of the list "
+                f"after those of {sorted(self._stored)}. Use one optimizer, or one name"
+                " of a tape, for each part of a model that is trained by itself, or "
+                "leave out double_buffering."
+            )
+        if is_weighted != self._is_weighted:
+            raise ValueError(
+                "With double_buffering=True, weight has to be given in all steps or in "
+                "none. Give it in all steps (the number of samples), or leave out "
+                "double_buffering."
+            )
 
     def _warn_eager(self) -> None:
         if not self._has_warned and runtime.rank() == 0:
@@ -101,28 +125,71 @@ class DoubleBuffer:
         self._has_warned = True
 
 
-# The buffers of tapes, which usually exist for a single step; by the first variable.
-_of_tapes: WeakRegistry[dict[Any, DoubleBuffer]] = WeakRegistry()
+def _batch_of_step() -> list[Any]:
+    """Returns the operations that give the step in the current graph its data."""
+    if tf.executing_eagerly():
+        return []
+    graph: Any = tf.compat.v1.get_default_graph()
+    constant = {
+        inner.name
+        for outer, inner in getattr(graph, "captures", ())
+        if not tf.is_symbolic_tensor(outer)
+    }
+    return [
+        operation
+        for operation in graph.get_operations()
+        if operation.type.startswith(_READS_BATCH)
+        or (operation.type == "Placeholder" and f"{operation.name}:0" not in constant)
+    ]
 
 
-def buffer_of_tape(
-    variables: Sequence[Any], options: ReduceOptions
+class _Entry:
+    """A buffer, and what it belongs to."""
+
+    def __init__(self, owners: Sequence[Any], on_death: Any) -> None:
+        self.owners = [weakref.ref(one, on_death) for one in owners]
+        self.buffer = DoubleBuffer()
+
+    def belongs_to(self, owners: Sequence[Any]) -> bool:
+        """Returns whether these are the owners; an id may have been reused."""
+        return all(ref() is one for ref, one in zip(self.owners, owners, strict=True))
+
+
+_buffers: dict[Any, _Entry] = {}
+
+
+def buffer_of(
+    variables: Sequence[Any], options: ReduceOptions, owner: Any = None
 ) -> DoubleBuffer | None:
-    """Returns the buffer of a tape: the same in every step.
+    """Returns the buffer of a list of gradients: the same one in every step.
+
+    It exists as long as its owner and all variables.
 
     Args:
-        variables: the variables whose gradients the tape reduces.
-        options: options of the tape.
+        variables: the variables whose gradients are reduced.
+        options: options of the reduction.
+        owner: the optimizer; None: a tape, which exists for a single step. Tapes with
+            equal names share a buffer.
 
     Returns:
-        The buffer of this list of variables and the name of the tape; `None` without
-        double buffering or without variables.
+        The buffer; `None` without double buffering or without variables.
     """
     if not options.double_buffering or not variables:
         return None
-    first = tf_variable(variables[0])
-    buffers = _of_tapes.get(first)
-    if buffers is None:
-        buffers = _of_tapes.set(first, {})
-    key = (options.name, options.process_set, tuple(map(identity, variables)))
-    return buffers.setdefault(key, DoubleBuffer())
+    owners = [tf_variable(one) for one in variables]
+    if owner is not None:
+        owners.append(owner)
+    key = (options.name, options.process_set, *map(id, owners))
+    entry = _buffers.get(key)
+    if entry is None or not entry.belongs_to(owners):
+        entry = _Entry(owners, lambda _: _buffers.pop(key, None))
+        _buffers.update({key: entry})  # AutoGraph rewrites item assignments
+    return entry.buffer
+
+
+def clear_buffers(variables: Iterable[Any]) -> None:
+    """Drops the stored gradients of all lists that contain one of these variables."""
+    wanted = {id(tf_variable(one)) for one in variables}
+    for entry in list(_buffers.values()):
+        if not wanted.isdisjoint(id(ref()) for ref in entry.owners):
+            entry.buffer.clear()

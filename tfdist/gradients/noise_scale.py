@@ -2,8 +2,8 @@
 
 With G the gradient of the expected loss and S the covariance of the gradient of one
 sample, the simple noise scale is tr(S) / |G|^2, in samples. The mean gradient g of B
-samples has E|g|^2 = |G|^2 + tr(S) / B. A step has |g|^2 for two sizes of the batch:
-that of a rank, before the reduction, and that of all ranks. Both unknowns follow.
+samples has E|g|^2 = |G|^2 + tr(S) / B. Each step gives |g|^2 at two batch sizes: that
+of a rank, before the reduction, and that of all ranks. Both unknowns follow.
 
 References:
     McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of
@@ -61,8 +61,9 @@ def advice(scale: float, batch: float) -> str:
     Example:
         >>> from tfdist.gradients.noise_scale import advice
         >>> print(advice(2560, 256))
-        gradient noise scale 2560, global batch 256: 11.0 times the fewest possible \
-steps, 1.1 times the fewest samples; a batch of up to about 2560 saves time
+        gradient noise scale 2560, global batch 256: about 11.0 times the minimum of \
+steps and 1.1 times the minimum of samples; larger batches, up to about 2560, need \
+fewer steps
     """
     if math.isinf(scale):
         return (
@@ -71,13 +72,13 @@ steps, 1.1 times the fewest samples; a batch of up to about 2560 saves time
         )
     steps, samples = 1 + scale / batch, 1 + (batch / scale if scale else math.inf)
     text = (
-        f"gradient noise scale {scale:.0f}, global batch {batch:g}: {steps:.1f} times "
-        f"the fewest possible steps, {samples:.1f} times the fewest samples; "
+        f"gradient noise scale {scale:.0f}, global batch {batch:g}: about {steps:.1f} "
+        f"times the minimum of steps and {samples:.1f} times the minimum of samples; "
     )
     if scale >= 2 * batch:
-        return text + f"a batch of up to about {scale:.0f} saves time"
+        return text + f"larger batches, up to about {scale:.0f}, need fewer steps"
     if scale > batch / 2:
-        return text + "the batch balances both"
+        return text + "a good trade-off"
     return text + "a smaller batch needs fewer samples in hardly more steps"
 
 
@@ -110,19 +111,28 @@ class GradientSquares:
 
 
 # Optimizers whose traced steps add to the sums.
-_measured: WeakRegistry[GradientSquares] = WeakRegistry()
+_measured: WeakRegistry[GradientSquares | None] = WeakRegistry()
 
 
-def measure(optimizer: Any, squares: GradientSquares | None) -> None:
-    """Makes the steps of an optimizer that are traced from now on add to sums.
+def measure(optimizer: Any, squares: GradientSquares) -> None:
+    """Records gradient norms in the steps of an optimizer that are traced from now on.
 
     Args:
         optimizer: a reducing optimizer.
-        squares: the sums; None: the steps add to none.
+        squares: the sums to which the steps add.
     """
     for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if one is not None:
-            _measured.set(one, squares)  # type: ignore[arg-type]
+            _measured.set(one, squares)
+
+
+def stop_measuring(optimizer: Any) -> bool:
+    """Undoes `measure` for steps that are traced later; returns whether it was used."""
+    was_measured = _measured.get(optimizer) is not None
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if _measured.get(one) is not None:
+            _measured.set(one, None)
+    return was_measured
 
 
 def note_step(

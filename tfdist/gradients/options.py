@@ -133,12 +133,16 @@ class ReduceOptions:
     def _check_double_buffering(self) -> None:
         if renewal.is_elastic(os.environ):
             raise NotImplementedError(
-                "double_buffering=True keeps gradients of each rank between steps, "
-                "which a lost rank would take with it. Start the job without --min-np, "
-                "or leave out double_buffering."
+                "double_buffering=True keeps each rank's gradients between steps, and "
+                "they would be lost with a rank. Start the job without --min-np, or "
+                "leave out double_buffering."
             )
         for option, is_given, remedy in (
-            ("op=tfdist.ReduceOp.ADASUM", self.op is ReduceOp.ADASUM, "Use AVERAGE"),
+            (
+                "op=tfdist.ReduceOp.ADASUM",
+                self.op is ReduceOp.ADASUM,
+                "Use op=tfdist.ReduceOp.AVERAGE",
+            ),
             ("local_variables", self.local_variables is not None, "Leave them out"),
             (
                 "sparse_as_dense=False",

@@ -43,6 +43,7 @@ def reduce_gradients(
     *,
     weight: Any = None,
     buffer: DoubleBuffer | None = None,
+    is_share: bool = False,
 ) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -63,6 +64,7 @@ def reduce_gradients(
             all ranks have equal weight.
         buffer: stores these gradients, and has those of the previous step, which are
             reduced instead; given with `options.double_buffering`. Default: none.
+        is_share: whether `grads` were multiplied by the weight of this rank.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -79,6 +81,7 @@ def reduce_gradients(
     runtime.check_initialized()
     runtime.note_gradients()
     options = options or ReduceOptions()
+    is_weighted = weight is not None or is_share
     in_xla = reduced_by_xla(
         [
             "xla='off' was given" if options.xla == "off" else None,
@@ -105,7 +108,7 @@ def reduce_gradients(
         options = options.summing()
     if buffer is not None:
         _check_not_gated()
-        full = buffer.exchange(full)
+        full = buffer.exchange(full, is_weighted=is_weighted)
     reduced = _reduce_complete(
         full, traced, variables, group_id, options, in_xla=in_xla
     )
@@ -194,7 +197,7 @@ def weighted_gradients(
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
     options = options.summing()
-    return reduce_gradients(local, variables, options, buffer=buffer)
+    return reduce_gradients(local, variables, options, buffer=buffer, is_share=True)
 
 
 @tf.autograph.experimental.do_not_convert

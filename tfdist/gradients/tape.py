@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+import keras
 import tensorflow as tf
 
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients import reduction
-from tfdist.gradients.double_buffer import buffer_of_tape
+from tfdist.gradients.double_buffer import buffer_of
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import note_tape
 from tfdist.gradients.sample_weights import as_targets_hold, weighted, weighted_outputs
@@ -178,7 +179,9 @@ class DistributedGradientTape:
 
         Raises:
             TypeError: a source is not a variable.
-            ValueError: a weight is given without an average, or is not a scalar.
+            ValueError: a weight is given without an average, or is not a scalar; or
+                `double_buffering` is used under the policy mixed_float16, or with
+                other missing gradients than before.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """
@@ -204,7 +207,9 @@ class DistributedGradientTape:
                 return found
             return [weighted(g, tf.math.divide_no_nan(share, begun)) for g in found]
 
-        buffer = buffer_of_tape(variables, self._options)
+        buffer = buffer_of(variables, self._options)
+        if buffer is not None:
+            _check_no_loss_scale()
         if weight is None:
             reduced = reduction.reduce_gradients(
                 local(output_gradients), variables, self._options, buffer=buffer
@@ -232,3 +237,13 @@ class DistributedGradientTape:
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError; use `tf.GradientTape.batch_jacobian`."""
         self.jacobian()
+
+
+def _check_no_loss_scale() -> None:
+    if keras.config.dtype_policy().name == "mixed_float16":
+        raise ValueError(
+            "double_buffering=True cannot be used under the policy mixed_float16, "
+            "which needs a loss scale: the gradients of a step would be unscaled with "
+            "the scale of the next one. Use the policy mixed_bfloat16, or leave out "
+            "double_buffering."
+        )

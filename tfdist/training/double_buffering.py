@@ -12,10 +12,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.gradients import reduction
-from tfdist.gradients.double_buffer import DoubleBuffer
+from tfdist.gradients.double_buffer import DoubleBuffer, buffer_of, clear_buffers
 from tfdist.training.optimizer_mixins import Reducing, identities
-
-_BUFFER = "_tfdist_double_buffer"  # attribute of the optimizer
 
 
 class ReducingPrevious(Reducing):
@@ -27,7 +25,11 @@ class ReducingPrevious(Reducing):
         """Stores the gradients; returns the reduced gradients of the previous step."""
         _check_supported(self)
         return reduction.reduce_gradients(
-            grads, variables, self.tfdist_options, weight=weight, buffer=self._buffer()
+            grads,
+            variables,
+            self.tfdist_options,
+            weight=weight,
+            buffer=self._buffer_of(variables),
         )
 
     def _to_accumulate(
@@ -46,18 +48,17 @@ class ReducingPrevious(Reducing):
             update_if_finite(update, identities(grads), variables)
             return tf.constant(True)
 
-        return tf.cond(self._buffer().was_full, take, lambda: tf.constant(False))
+        was_full = self._buffer_of(variables).was_full
+        return tf.cond(was_full, take, lambda: tf.constant(False))
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the state; gradients of the state before are dropped."""
         super().load_own_variables(store)
-        self._buffer().clear()
+        clear_buffers(self._trainable_variables)
 
-    def _buffer(self) -> DoubleBuffer:
-        found: DoubleBuffer | None = vars(self).get(_BUFFER)
-        if found is None:  # bypasses Keras's __setattr__, which would save it
-            found = vars(self)[_BUFFER] = DoubleBuffer()
-        return found
+    def _buffer_of(self, variables: list[Any]) -> DoubleBuffer:
+        buffer: Any = buffer_of(variables, self.tfdist_options, self)
+        return buffer  # type: ignore[no-any-return]
 
 
 def check_wrappable(optimizer: Any) -> None:

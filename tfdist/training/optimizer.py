@@ -89,8 +89,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         double_buffering: whether each step updates the weights with the reduced
             gradients of the previous step, so that the reduction runs during the
             forward and the backward pass. The first step changes no weights, and the
-            gradients of the last one are not used. For slow networks; it needs a lower
-            rate or a warm-up (see docs/slow-networks.md). Default: no.
+            gradients of the last one are not used. For slow networks; use a warm-up,
+            and a lower rate if the loss oscillates (see docs/slow-networks.md).
+            Default: no.
 
     With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
     batches, and their sum is reduced once, in the n-th step. If batches differ in size,

@@ -18,6 +18,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation
+from tfdist.gradients.double_buffer import clear_buffers
 from tfdist.layers.saved_generators import read_states, set_states
 from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.training.checkpoint_files import newest_checkpoint
@@ -132,6 +133,7 @@ def restore(
     if not reads:  # the rank that reads has done this while loading
         for one in optimizers:
             accumulation.loaded(getattr(one, "inner_optimizer", one))
+    clear_buffers(model.trainable_variables)
     return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
 
 
