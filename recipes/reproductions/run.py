@@ -12,6 +12,7 @@ import batch_statistics
 import double_buffering
 import gradient_variance
 import half_precision
+import lamb
 import linear_scaling
 import loss_scaling
 import mnist
@@ -27,6 +28,7 @@ STUDIES = (
     warmup.STUDY,
     mnist.STUDY,
     rmsprop_warmup.STUDY,
+    lamb.STUDY,
     adasum.STUDY,
     double_buffering.STUDY,
     batch_statistics.STUDY,
