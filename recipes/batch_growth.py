@@ -35,10 +35,12 @@ def parse(text: str, first: int) -> BatchSchedule:
         BatchSchedule({0: 256, 30: 1024, 60: 4096})
     """
     found = by_epoch(text)
-    if found is None or 0 in found:
+    batches = [first, *(found or {}).values()]
+    if found is None or 0 in found or batches != sorted(batches):
         raise ValueError(
             "Expected --batch_growth=EPOCH:BATCH,EPOCH:BATCH,... with epochs from 1 on,"
-            f" e.g. 30:1024,60:4096, got {text!r}."
+            f" and batches that grow from --global_batch={first}, e.g. 30:{4 * first},"
+            f"60:{16 * first}, got {text!r}."
         )
     return BatchSchedule({0: first, **found})
 
@@ -72,11 +74,13 @@ def parse_sizes(text: str, last: int) -> dict[int, int]:
 
 
 def by_epoch(text: str) -> dict[int, int] | None:
-    """Returns the numbers of a text like "1:2,3:4", by epoch; None if it is none."""
+    """Returns the numbers of a text like "1:2,3:4", by epoch; else None."""
     found = {}
     for part in filter(None, text.split(",")):
         epoch, colon, number = (one.strip() for one in part.partition(":"))
-        if not (colon and epoch.isdigit() and number.isdigit()):
+        if not (colon and epoch.isdecimal() and number.isdecimal()):
+            return None
+        if int(epoch) in found:
             return None
         found[int(epoch)] = int(number)
     return dict(sorted(found.items()))
@@ -123,7 +127,7 @@ class Growth:
     def of(
         self, schedule: keras.optimizers.schedules.LearningRateSchedule
     ) -> keras.optimizers.schedules.LearningRateSchedule:
-        """Returns the rates for the batch that grows, from those of the first batch."""
+        """Wraps a schedule for the first batch into one for the batch that grows."""
         if len(self.stages) == 1:
             return schedule
         return Grown(schedule, self.stages, self.steps_per_epoch)

@@ -784,6 +784,9 @@ def describe(
     begin = f", from step {plan.first_step} on" if plan.first_step else ""
     of_one_rank = " for one rank, with Adasum" if FLAGS.reduction == "adasum" else ""
     rule = schedules.rule(make_preset(), plan.rate_batch)
+    if "\n" not in rule:  # the warning, if any, is that of the largest batch
+        largest = schedules.rule(make_preset(), stages[-1].rate_batch)
+        rule += "".join(largest.partition("\n")[1:])
     growth = "".join(
         f"from epoch {stage.first_epoch + 1} on: global batch {stage.global_batch}, "
         f"{stage.steps_per_epoch} steps, {stage.image_size} pixels\n"
