@@ -55,7 +55,9 @@ def judge(
 STUDY = Study(
     name="lamb",
     title="LAMB",
-    claim="LAMB trains a batch 16 times as large nearly as well as AdamW the small one.",
+    claim=(
+        "LAMB trains a batch 16 times as large nearly as well as AdamW the small batch."
+    ),
     source="You et al. 2020, algorithm 2 (arXiv:1904.00962)",
     workload=(
         "5,000 images of MNIST, 5 hidden layers of 96 units with batch normalization, "

@@ -57,7 +57,7 @@ def measured(options, fit_options):
     ("size", "options"),
     [
         (2, {}),
-        (3, {"gradient_accumulation_steps": 3}),
+        pytest.param(3, {"gradient_accumulation_steps": 3}, marks=pytest.mark.slow),
         pytest.param(2, {"xla": "off", "name": "x"}, marks=pytest.mark.slow),
     ],
 )
@@ -220,6 +220,7 @@ def growing():
     return history.history["noise_scale"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_grows_does_not_change_the_estimate():
     (first, second), other = run_ranks(growing, 2, timeout_s=100)
     assert other == [first, second]

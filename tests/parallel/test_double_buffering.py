@@ -144,13 +144,13 @@ def both(way, kind, compression=None, options=None):
         (2, "tape", "sgd", None),
         (2, "optimizer", "adam", "fp16"),
         (2, "fit", "adam", None),
-        (2, "eager", "sgd", None),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 (4, "tape", "adam", "fp16"),
                 (4, "optimizer", "sgd", None),
                 (4, "fit", "sgd", "bf16"),
+                (2, "eager", "sgd", None),
                 (2, "eager", "adam", None),
             ]
         ),
@@ -168,7 +168,7 @@ def test_the_weights_are_those_of_a_delay_of_one_step(size, way, kind, compressi
     "options",
     [
         {"steps_per_execution": 3},
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
     ],
 )
@@ -242,7 +242,9 @@ def hidden(way):
     return [model.layers[0].steps, model.layers[0].late]
 
 
-@pytest.mark.parametrize("way", ["fit", "function"])
+@pytest.mark.parametrize(
+    "way", ["fit", pytest.param("function", marks=pytest.mark.slow)]
+)
 def test_the_previous_gradients_are_reduced_before_the_forward_pass_ends(way):
     for steps, late in run_ranks(hidden, 2, way, timeout_s=100):
         assert (steps, late) == (STEPS, 0)
@@ -388,7 +390,7 @@ def of_unknown_length(way):
     )
 
 
-@pytest.mark.parametrize("way", ["fit", "loop"])
+@pytest.mark.parametrize("way", ["fit", pytest.param("loop", marks=pytest.mark.slow)])
 def test_the_end_of_the_data_starts_no_step(way):
     for is_same, updates in run_ranks(of_unknown_length, 2, way, timeout_s=100):
         assert is_same

@@ -163,7 +163,7 @@ def threads(processors, machines):
     script.FLAGS["data_threads"].unparse()
     script.FLAGS(["resnet50_imagenet.py"])
     try:
-        return script.pipeline()["threads"]
+        return script.pipeline(224)["threads"]
     finally:
         os.sched_getaffinity, imagenet_examples._machine = before
 
