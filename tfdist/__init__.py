@@ -53,6 +53,7 @@ _PUBLIC = {
     ),
     "collectives.variables": ("broadcast_variables",),
     "collectives.objects": ("broadcast_object", "allgather_object"),
+    "launch.run_function": ("run",),
     "gradients.tape": ("DistributedGradientTape",),
     "training.optimizer": ("DistributedOptimizer",),
     "training.evaluate": ("evaluate",),
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
         TimeoutError,
     )
     from tfdist.gradients.tape import DistributedGradientTape
+    from tfdist.launch.run_function import run
     from tfdist.training.checkpoint_files import newest_checkpoint
     from tfdist.training.device import pin_gpu
     from tfdist.training.evaluate import evaluate

@@ -11,9 +11,10 @@ from helpers.unplain import Point
 
 from tfdist.core import pickling
 from tfdist.horovod import runner
-from tfdist.horovod.runner import _call, words_of
+from tfdist.horovod.runner import words_of
 from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
 from tfdist.horovod.runner.util.threads import in_thread
+from tfdist.launch import function_files
 
 
 @pytest.fixture
@@ -159,19 +160,28 @@ def test_ranks_write_their_results_at_once(tmp_path, monkeypatch):
 
     def later(part, path):
         monkeypatch.setattr(Path, "rename", rename)
-        _call.write(tmp_path / "result.1", _call.seal(6, "result.1", b"k"))
+        function_files.write(
+            tmp_path / "result.1", function_files.seal(6, "result.1", b"k")
+        )
         return rename(part, path)
 
     monkeypatch.setattr(Path, "rename", later)
-    _call.write(tmp_path / "result.0", _call.seal(5, "result.0", b"k"))
-    assert [_call.result_of(tmp_path, rank, b"k") for rank in range(2)] == [5, 6]
+    function_files.write(
+        tmp_path / "result.0", function_files.seal(5, "result.0", b"k")
+    )
+    assert [function_files.result_of(tmp_path, rank, b"k") for rank in range(2)] == [
+        5,
+        6,
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result.0", "result.1"]
 
 
 def test_a_result_that_is_missing_or_was_changed_is_an_error(tmp_path):
-    with pytest.raises(RuntimeError, match="result of rank 1 cannot be read"):
-        _call.result_of(tmp_path, 1, b"k")
-    _call.write(tmp_path / "result.1", _call.seal(5, "result.0", b"k"))
+    with pytest.raises(RuntimeError, match="on rank 1 cannot be read"):
+        function_files.result_of(tmp_path, 1, b"k")
+    function_files.write(
+        tmp_path / "result.1", function_files.seal(5, "result.0", b"k")
+    )
     assert (tmp_path / "result.1").stat().st_mode & 0o777 == 0o600
     with pytest.raises(RuntimeError, match="Nothing was unpickled"):
-        _call.result_of(tmp_path, 1, b"k")
+        function_files.result_of(tmp_path, 1, b"k")

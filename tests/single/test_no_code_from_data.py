@@ -156,8 +156,12 @@ def test_one_module_unpickles_and_only_what_is_asked_for_uses_it():
         for path in files(("tfdist",), {".py"})
         if re.search("import .*pickling", path.read_text())
     ]
-    of_run = ["horovod/runner/__init__.py", "horovod/runner/_call.py"]
-    assert users == ["collectives/objects.py", *of_run]
+    of_run = ["launch/function_files.py", "launch/run_function.py"]
+    assert users == [
+        "collectives/objects.py",
+        "horovod/runner/__init__.py",
+        *of_run,
+    ]
 
 
 def test_no_native_file_opens_a_shell_or_all_interfaces():

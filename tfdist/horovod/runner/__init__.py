@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.core import native, pickling
-from tfdist.horovod.runner import _call
 from tfdist.launch.hosts import HostsError, mark_local, parse_file, parse_list
+from tfdist.launch.run_function import FunctionCall, check_picklable, finish
 
 __all__ = ["run"]
 
@@ -22,7 +17,6 @@ _INSTEAD = (
     "Or put the function's lines into a separate script, and start it with "
     "`tfdistrun --horovod -np N script.py`"
 )
-_END_S = 30.0
 # Parameter → flag of horovodrun, which reports flags that have no effect.
 _FLAGS = {
     "num_proc": "--num-proc",
@@ -137,24 +131,19 @@ def run(
             "--horovod -np N --min-np M --host-discovery-script FILE script.py`."
         )
     _check_hosts(hosts, hostfile)
-    _check_module(func)
+    check_picklable(func, "horovod.run", f"{_INSTEAD}.")
     size = np or num_proc or 1
     given["num_proc"] = size
-    with tempfile.TemporaryDirectory(prefix="tfdist-run-") as name:
-        folder = Path(name)
-        key = secrets.token_bytes(pickling.MAC_BYTES)
-        _call.write(folder / _call.KEY, key)
-        call = (func, tuple(args), dict(kwargs or {}))
-        _call.write(folder / _call.CALL, _call.seal(call, _call.CALL, key))
+    with FunctionCall(func, args, kwargs or {}) as call:
         python = executable or sys.executable
-        command = [python, "-m", __name__, name]
-        code = _finish([*words_of(given), "--", *command])
+        command = [python, "-m", __name__, str(call.folder)]
+        code = finish("tfdist.launch.horovod", [*words_of(given), "--", *command])
         if code != 0:
             raise RuntimeError(
                 f"horovod.run: the ranks ended with exit code {code}; see the report "
                 "of the first failure above."
             )
-        return [_call.result_of(folder, rank, key) for rank in range(size)]
+        return call.results(size)
 
 
 def words_of(given: Mapping[str, Any]) -> list[str]:
@@ -193,37 +182,3 @@ def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
             "Put the function's lines into a separate script, and start it with "
             "`tfdistrun --horovod -np N -H HOST:SLOTS,... script.py`."
         )
-
-
-def _check_module(func: Callable[..., Any]) -> None:
-    if (
-        getattr(func, "__module__", "") == "__main__"
-        and not pickling.can_pickle_by_value()
-    ):
-        raise TypeError(
-            f"horovod.run: {func!r} is defined in the program itself, which the ranks "
-            "do not run. Sending it requires cloudpickle: pip install cloudpickle. Or "
-            f"import the function from a module. {_INSTEAD}."
-        )
-
-
-def _own_path() -> list[str]:
-    """Returns the folders of the program's own modules, without the interpreter's."""
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    python = tuple(sysconfig.get_path(kind) for kind in kinds)
-    found = [folder or os.getcwd() for folder in sys.path]
-    return [f for f in found if not f.startswith(python) and not f.endswith(".zip")]
-
-
-def _finish(words: list[str]) -> int:
-    """Runs horovodrun to its end; returns its exit code."""
-    job = subprocess.Popen(  # noqa: S603  a Python of the user's, no shell
-        [sys.executable, "-m", "tfdist.launch.horovod", *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_own_path())},
-    )
-    try:
-        return job.wait()
-    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before it ends
-        job.terminate()
-        job.wait(_END_S)
-        raise

@@ -1,0 +1,80 @@
+"""Files through which `tfdist.run` and `horovod.run` exchange data with their ranks.
+
+The caller creates the folder, and only its user can open it.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfdist.core import pickling
+
+KEY, CALL = "key", "call"
+MAX_BYTES = 1 << 30
+
+
+class Failure(NamedTuple):
+    """An exception that the function has raised on a rank."""
+
+    rank: int
+    text: str  # its traceback
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file that only this user can read; writes all of it or nothing."""
+    part = path.with_name(f"{path.name}.part")  # result.0 and result.1 at the same time
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    part.rename(path)
+
+
+def seal(obj: Any, about: str, key: bytes) -> bytes:
+    """Returns an object as the bytes of a file."""
+    return pickling.seal(obj, about, key, max_bytes=MAX_BYTES)
+
+
+def result_of(folder: Path, rank: int, key: bytes) -> Any:
+    """Returns the result of the function on a rank.
+
+    Raises:
+        RuntimeError: the rank left no result, or it cannot be loaded.
+    """
+    name = f"result.{rank}"
+    try:
+        return pickling.unseal((folder / name).read_bytes(), name, key)
+    except (OSError, pickling.NotLoadedError) as error:
+        raise RuntimeError(
+            f"The result of the function on rank {rank} cannot be read: {error}"
+        ) from error
+
+
+def first_failure(folder: Path) -> Failure | None:
+    """Returns the first exception that the function has raised on a rank."""
+    found = list(folder.glob("error.*[0-9]"))
+    if not found:
+        return None
+    first = min(found, key=lambda file: file.stat().st_mtime_ns)
+    return Failure(int(first.suffix[1:]), first.read_text(encoding="utf-8"))
+
+
+def call(folder: Path, rank: int) -> None:
+    """Calls the function in the folder, and writes its result or its exception there.
+
+    Raises:
+        BaseException: the function has raised it.
+    """
+    key = (folder / KEY).read_bytes()
+    function, args, kwargs = pickling.unseal((folder / CALL).read_bytes(), CALL, key)
+    name = f"result.{rank}"
+    try:
+        result = seal(function(*args, **kwargs), name, key)
+    except BaseException as error:
+        inside = error.__traceback__.tb_next if error.__traceback__ else None
+        lines = traceback.format_exception(type(error), error, inside)
+        write(folder / f"error.{rank}", "".join(lines).encode("utf-8", "replace"))
+        raise
+    write(folder / name, result)

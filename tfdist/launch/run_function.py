@@ -1,0 +1,193 @@
+"""tfdist.run: starts ranks from Python, for example in a notebook.
+
+The ranks are new Python processes, started by `tfdistrun` on this host. They are never
+forked: TensorFlow does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.core import pickling
+from tfdist.launch import function_files
+
+_END_S = 30.0
+
+
+def run(
+    function: Callable[..., Any],
+    np: int,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+) -> list[Any]:
+    """Calls a function on several ranks of this host, and returns their results.
+
+    It works in a script, in a notebook and at the prompt of Python. The output of the
+    ranks is printed while they run, each line with its rank. The function, its
+    arguments and results are pickled; a function that is defined in a notebook or in
+    the program itself is sent by value, with the package cloudpickle. Results of
+    TensorFlow and Keras are best returned as NumPy arrays (`model.get_weights()`).
+
+    Args:
+        function: the function. It imports what it needs, and calls `tfdist.init()`.
+        np: number of ranks, at least 1.
+        args: positional arguments of the function, the same on all ranks.
+        kwargs: keyword arguments of the function.
+        options: options for tfdistrun, for example `["--bind-to", "core"]`.
+
+    Returns:
+        The results of the function, in rank order.
+
+    Raises:
+        RuntimeError: the function raised an exception on a rank (the message contains
+            the traceback of the first one), a rank was killed, or this process is a
+            rank itself.
+        TypeError: the function, an argument or a result cannot be pickled.
+        ValueError: `np` is below 1.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.run(max, 2, args=(3, 5))
+        [5, 5]
+    """
+    if isinstance(np, bool) or not isinstance(np, int) or np < 1:
+        raise ValueError(
+            f"Expected np, the number of ranks, of at least 1, got {np!r}."
+        )
+    if "TFDIST_RANK" in os.environ:
+        raise RuntimeError(
+            "tfdist.run was called on a rank of a job. Call it in a program that was "
+            "started without tfdistrun, or call the function itself."
+        )
+    check_picklable(function, "tfdist.run")
+    with FunctionCall(function, args, kwargs or {}) as call:
+        command = [*options, "--", sys.executable, "-m", __name__, str(call.folder)]
+        code = finish("tfdist.launch", ["-np", str(np), *command], is_echoed=True)
+        if code != 0:
+            raise RuntimeError(_reason(call.folder, code))
+        return call.results(np)
+
+
+class FunctionCall:
+    """A context with a folder that contains a function and gets its results.
+
+    Args:
+        function: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Attributes:
+        folder: the folder, which is removed at the end.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._call = (function, tuple(args), dict(kwargs))
+        self._key = secrets.token_bytes(pickling.MAC_BYTES)
+        self._holder = tempfile.TemporaryDirectory(prefix="tfdist-run-")
+        self.folder = Path(self._holder.name)
+
+    def __enter__(self) -> FunctionCall:
+        try:
+            sealed = function_files.seal(self._call, function_files.CALL, self._key)
+        except BaseException:
+            self._holder.cleanup()
+            raise
+        function_files.write(self.folder / function_files.KEY, self._key)
+        function_files.write(self.folder / function_files.CALL, sealed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.cleanup()
+
+    def results(self, size: int) -> list[Any]:
+        """Returns the results of all ranks, after they have ended."""
+        return [
+            function_files.result_of(self.folder, rank, self._key)
+            for rank in range(size)
+        ]
+
+
+def check_picklable(function: Callable[..., Any], caller: str, more: str = "") -> None:
+    """Raises a TypeError if the ranks could not find the function.
+
+    Args:
+        function: the function to send.
+        caller: the function that sends it, for the message.
+        more: another remedy.
+    """
+    if (
+        getattr(function, "__module__", "") == "__main__"
+        and not pickling.can_pickle_by_value()
+    ):
+        raise TypeError(
+            f"{caller}: {function!r} is defined in the program itself, which the ranks "
+            "do not run. Sending it requires cloudpickle: pip install cloudpickle. Or "
+            f"import the function from a module.{more and ' ' + more}"
+        )
+
+
+def finish(module: str, words: Sequence[str], *, is_echoed: bool = False) -> int:
+    """Runs a launcher to its end; returns its exit code.
+
+    Args:
+        module: the module of the launcher.
+        words: its arguments.
+        is_echoed: whether to print its output as this program prints, which a notebook
+            shows in its cell; else the launcher prints.
+    """
+    job = subprocess.Popen(  # noqa: S603  a Python of the user's, no shell
+        [sys.executable, "-m", module, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_own_path())},
+        stdout=subprocess.PIPE if is_echoed else None,
+        stderr=subprocess.STDOUT if is_echoed else None,
+        text=True,
+        errors="replace",
+    )
+    try:
+        for line in job.stdout or ():
+            print(line, end="", flush=True)
+        return job.wait()
+    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before it ends
+        job.terminate()
+        job.wait(_END_S)
+        raise
+    finally:
+        if job.stdout is not None:
+            job.stdout.close()
+
+
+def _reason(folder: Path, code: int) -> str:
+    failure = function_files.first_failure(folder)
+    if failure is None:
+        return (
+            f"tfdist.run: the ranks ended with exit code {code}, and the function has "
+            "raised no exception; see the report of the first failure above."
+        )
+    return f"tfdist.run: the function failed on rank {failure.rank}:\n{failure.text}"
+
+
+def _own_path() -> list[str]:
+    """Returns the folders of the program's own modules, without the interpreter's."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    python = tuple(sysconfig.get_path(kind) for kind in kinds)
+    found = [folder or os.getcwd() for folder in sys.path]
+    return [f for f in found if not f.startswith(python) and not f.endswith(".zip")]
+
+
+if __name__ == "__main__":
+    function_files.call(Path(sys.argv[1]), int(os.environ["TFDIST_RANK"]))
