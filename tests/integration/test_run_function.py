@@ -89,6 +89,7 @@ def test_a_function_trains_and_returns_weights(alone, tmp_path):
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_trains_on_two_ranks(tmp_path):
     [program] = blocks_of("notebooks.md")
     done = run_python(f"{program}    print(len(losses))\n", folder=tmp_path)

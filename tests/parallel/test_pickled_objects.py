@@ -60,7 +60,7 @@ def share():
     return True
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_any_object_reaches_all_ranks(size):
     assert run_ranks(share, size, env=PICKLE) == [True] * size
 

@@ -69,7 +69,7 @@ def train(names, sparse_as_dense, dtype, eager):
     ("size", "eager", "names"),
     [
         (2, False, ["global"]),
-        (3, True, ["sgd", "adagrad"]),
+        pytest.param(3, True, ["sgd", "adagrad"], marks=pytest.mark.slow),
         *(
             pytest.param(size, eager, ALL, marks=pytest.mark.slow)
             for size in (2, 3)

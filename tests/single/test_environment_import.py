@@ -70,7 +70,7 @@ def test_public_names_are_exactly_these():
         pin_gpu callbacks data elastic errors layers optimizers __version__
         reduce reduce_scatter gather scatter alltoall send recv
         ProcessSet add_process_set remove_process_set process_sets
-        join evaluate predict restore newest_checkpoint
+        join evaluate predict restore run newest_checkpoint
         """.split()
     assert sorted(tfdist.__all__) == sorted(expected) == dir(tfdist)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
