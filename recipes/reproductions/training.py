@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.optimizers import Warmup
+from tfdist.optimizers import MomentumSGD, Warmup, scaled_rate
 
 PER_RANK = 32  # samples of a rank in a step
 GradientFunction = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
@@ -63,6 +63,32 @@ def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
         ends, [peak, peak / 10, peak / 100]
     )
     return Warmup(falling, warmup * steps)
+
+
+def scaled_setting(
+    ranks: int,
+    rate: float,
+    epochs: int,
+    *,
+    warmup: int,
+    load: Callable[[], digits.Digits] = digits.load,
+) -> Setting:
+    """Returns a training with SGD, whose rate is scaled to the number of ranks.
+
+    Args:
+        ranks: number of ranks.
+        rate: the rate of one rank.
+        epochs: length of the training.
+        warmup: epochs in which the rate rises from 0.
+        load: function that returns the data.
+    """
+    peak = scaled_rate(rate, global_batch=ranks * PER_RANK, base_batch=PER_RANK)
+
+    def optimizer(steps_per_epoch: int) -> keras.optimizers.Optimizer:
+        falling = rates(peak, epochs, steps_per_epoch, warmup=warmup)
+        return MomentumSGD(falling, weight_decay=1e-4)
+
+    return Setting(ranks, epochs, optimizer, normalized=True, load=load)
 
 
 def gradients_of(model: keras.Model) -> GradientFunction:

@@ -6,12 +6,9 @@ python recipes/reproductions/warmup.py
 import functools
 from collections.abc import Mapping
 
-import keras
 import study
 from study import Check, Study, at_least, at_most
-from training import PER_RANK, Setting, rates, simulate, train_on_ranks
-
-from tfdist.optimizers import MomentumSGD, scaled_rate
+from training import PER_RANK, Setting, scaled_setting, simulate, train_on_ranks
 
 RATE, EPOCHS, RANKS, WARMUP_EPOCHS = 0.3, 14, 11, 4
 SMALL, WITHOUT, WITH = "1 rank", "11 ranks, no warm-up", "11 ranks, warm-up"
@@ -19,13 +16,7 @@ SMALL, WITHOUT, WITH = "1 rank", "11 ranks, no warm-up", "11 ranks, warm-up"
 
 def setting(ranks: int, warmup_epochs: int) -> Setting:
     """Returns a training with a rate that is scaled to the number of ranks."""
-    rate = scaled_rate(RATE, global_batch=ranks * PER_RANK, base_batch=PER_RANK)
-
-    def optimizer(steps_per_epoch: int) -> keras.optimizers.Optimizer:
-        falling = rates(rate, EPOCHS, steps_per_epoch, warmup=warmup_epochs)
-        return MomentumSGD(falling, weight_decay=1e-4)
-
-    return Setting(ranks, EPOCHS, optimizer, normalized=True)
+    return scaled_setting(ranks, RATE, EPOCHS, warmup=warmup_epochs)
 
 
 def judge(
