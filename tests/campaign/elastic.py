@@ -55,6 +55,7 @@ TRIALS, KILLS, SIZE = 40, 25, 4
 STEPS = 50  # and as many as there are while processes are killed
 START_S, CHOICE_S, END_S = 60.0, 30.0, 30.0
 UNREADY_KILLS = 2  # replacements in a row; after three, tfdistrun starts no more
+NOTICE_S = 0.5  # in which tfdistrun has surely noticed the end of a process
 STEPLESS_KILLS = 3  # without a new step; after four, tfdistrun may end the job
 RARE_PHASES = (
     "newcomer rehearses", "newcomer waits", "newcomer connects", "newcomer shares",
@@ -259,7 +260,8 @@ class Job:
             if member.is_newcomer and member.report.phase < Phase.WAITS:
                 self._unready_at_s[member.number] = now_s
             unready_s = self._unready_at_s.get(member.number, 0.0)
-            if member.is_ready and unready_s > self._unready_kill_s:
+            # Earlier, tfdistrun may count the kill after it has begun to count again.
+            if member.is_ready and unready_s > self._unready_kill_s + NOTICE_S:
                 self._unready_kills = 0
         running = [m.report.committed for m in members if m.has_state]
         if running and min(running) > self._step_at_kill + 2:
@@ -327,10 +329,15 @@ class Job:
             parts.append(f"member {member.number}: {member.report}\n{text}")
         return "\n".join(parts)
 
+    def said(self) -> list[str]:
+        """The lines of tfdistrun and its processes on stderr."""
+        return (self.folder / "stderr").read_text().splitlines()
+
     def wrongly_killed(self) -> list[str]:
         """Lines of tfdistrun about kills of processes that could have gone on."""
-        lines = (self.folder / "stderr").read_text().splitlines()
-        kills = [line for line in lines if re.search(r"process \d+ is killed: ", line)]
+        kills = [
+            line for line in self.said() if re.search(r"process \d+ is killed: ", line)
+        ]
         return [
             line
             for line in kills
@@ -405,11 +412,13 @@ def trial(seed: int, kills: int = KILLS, keep: Path | None = None) -> dict[str, 
         folder = Path(name)
         job = Job.start(folder, random.Random(seed))
         is_hang, stacks = False, ""
+        lines: list[str] = []
         try:
             job.attack(kills)
             job.finish()
             why = wrong_with(job, shared_before)
         except HangError as error:
+            lines = job.said()  # before its stacks
             is_hang, why, stacks = True, str(error), job.stacks()
         except AssertionError as error:
             why = str(error)
@@ -422,8 +431,7 @@ def trial(seed: int, kills: int = KILLS, keep: Path | None = None) -> dict[str, 
             keep.mkdir(parents=True, exist_ok=True)
             subprocess.run(["cp", "-r", name, keep / f"seed-{seed}"], check=True)
         if why:
-            lines = (folder / "stderr").read_text().splitlines()[-5:]
-            why = f"{why}; {' | '.join(lines)}"[:900]
+            why = f"{why}; {' | '.join((lines or job.said())[-5:])}"[:900]
     phases = Counter(f"{kill['phase']} {kill['signal']}" for kill in job.kills)
     return {
         "kills": dict(sorted(phases.items())),
