@@ -52,10 +52,12 @@ rank = runtime.rank()
 x = np.random.default_rng(rank).standard_normal(100_001).astype(np.float32)
 total = c.allreduce(x, name="weights")
 place = runtime.state.topology
+peers = [link["peer"] for link in native.counters()["links"]
+         if link["transport"] == "tcp" and link["data_bytes_sent"] > 0]
+c.meet()  # the link to a rank that has left is gone, and its count
 print(json.dumps({
     "rank": rank, "bits": int(total.view(np.uint32).astype(np.uint64).sum()),
-    "peers": [link["peer"] for link in native.counters()["links"]
-              if link["transport"] == "tcp" and link["data_bytes_sent"] > 0],
+    "peers": peers,
     "host_of": place.host_of, "local": [place.local_rank, place.local_size],
 }), flush=True)
 """

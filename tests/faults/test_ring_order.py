@@ -37,6 +37,7 @@ c.barrier("summed")
 sent = {"tcp": 0, "shm": 0}
 for link in native.counters()["links"]:
     sent[link["transport"]] += link["data_bytes_sent"]
+c.meet()  # the link to a rank that has left is gone, and its count
 print(json.dumps({"bits": bits, "host_of": runtime.state.topology.host_of, **sent}))
 """
 
