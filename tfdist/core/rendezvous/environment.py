@@ -9,9 +9,15 @@ The rules are tried in a fixed order; the first rule with complete variables is 
 | openmpi | OMPI_COMM_WORLD_RANK, _SIZE | OMPI_COMM_WORLD_LOCAL_RANK, _LOCAL_SIZE |
 | pals | PALS_RANKID, PMI_SIZE | PALS_LOCAL_RANKID, PMI_LOCAL_SIZE |
 | mpich | PMI_RANK, PMI_SIZE | MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_LOCAL_* |
+| jsrun | JSM_NAMESPACE_RANK, _SIZE | JSM_NAMESPACE_LOCAL_RANK, _LOCAL_SIZE |
+| flux | FLUX_TASK_RANK, FLUX_JOB_SIZE | FLUX_TASK_LOCAL_ID |
 | slurm | SLURM_PROCID, SLURM_STEP_NUM_TASKS | SLURM_LOCALID, _STEP_TASKS_PER_NODE |
 | horovodrun | HOROVOD_RANK, HOROVOD_SIZE | HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE |
 | single | none of them: rank 0 of 1 | |
+
+Before `single`, the descriptions of a cluster are read (`cluster_variables`). Those are
+set by platforms that start the program once on each host, not by a launcher of ranks.
+In an Indexed Job of Kubernetes, JOB_COMPLETION_INDEX takes the place of TFDIST_RANK.
 
 If TFDIST_RENDEZVOUS is set, it is the rendezvous address of every multi-rank job.
 
@@ -25,46 +31,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tfdist.core.rendezvous import cluster_variables
 from tfdist.core.rendezvous.errors import RendezvousError, invalid
+from tfdist.core.rendezvous.placement import Placement, build, integer
 
-MAX_SIZE = 1 << 20
 _MAX_JOB_BYTES = 512  # half of the claims of a handshake (auth.MAX_CLAIMS_BYTES)
 LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID if tfdistrun runs the store
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """The placement of a process in its job, according to its launcher.
-
-    Attributes:
-        rank: index of this process.
-        size: number of processes.
-        local_rank: index among the processes of this host; None if unknown.
-        local_size: number of processes of this host; None if unknown.
-        cross_rank: index among the processes with equal local_rank; None if unknown.
-        cross_size: number of processes with equal local_rank; None if unknown.
-        source: name of the rule that matched.
-        rendezvous: "host:port" of the store; None if unknown.
-        job: name that distinguishes the job from other jobs of this user on this host.
-            None if the processes have only their parent process in common.
-        launcher_runs_store: whether the launcher runs the store. If not, rank 0 runs
-            it.
-        variables: the two variables from which rank and size were read, with values.
-    """
-
-    rank: int
-    size: int
-    local_rank: int | None = None
-    local_size: int | None = None
-    cross_rank: int | None = None
-    cross_size: int | None = None
-    source: str = "single"
-    rendezvous: str | None = None
-    job: str | None = None
-    launcher_runs_store: bool = False
-    variables: str = ""
 
 
 def check_working_folder() -> None:
@@ -83,78 +57,6 @@ def check_working_folder() -> None:
         ) from None
 
 
-def _integer(
-    environ: Mapping[str, str], name: str, *, minimum: int = 0, maximum: int = MAX_SIZE
-) -> int | None:
-    text = environ.get(name)
-    if text is None or text == "":
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not minimum <= int(text) <= maximum:
-        raise invalid(
-            f"{name}={text!r} is not a whole number from {minimum} to {maximum}; "
-            f"correct it, or unset it to start without that launcher"
-        )
-    return int(text)
-
-
-def _first(environ: Mapping[str, str], *names: str, minimum: int = 0) -> int | None:
-    for name in names:
-        found = _integer(environ, name, minimum=minimum)
-        if found is not None:
-            return found
-    return None
-
-
-def _build(
-    environ: Mapping[str, str],
-    source: str,
-    rank_name: str,
-    size_name: str,
-    *,
-    local_rank: tuple[str, ...] = (),
-    local_size: tuple[str, ...] = (),
-    rendezvous: str | None = None,
-    job: str | None = None,
-) -> Placement | None:
-    """Returns a placement if both variables are set; raises if they contradict."""
-    rank = _integer(environ, rank_name)
-    size = _integer(environ, size_name, minimum=1)
-    if rank is None or size is None:
-        return None
-    variables = f"{rank_name}={rank} and {size_name}={size}"
-    if rank >= size:
-        raise invalid(f"{variables}: the rank must be below the size")
-    placement = Placement(
-        rank=rank,
-        size=size,
-        local_rank=_first(environ, *local_rank),
-        local_size=_first(environ, *local_size, minimum=1),
-        source=source,
-        rendezvous=rendezvous,
-        job=job,
-        variables=variables,
-    )
-    return _checked_local(placement, local_rank, local_size)
-
-
-def _checked_local(
-    placement: Placement, rank_names: tuple[str, ...], size_names: tuple[str, ...]
-) -> Placement:
-    local_rank, local_size = placement.local_rank, placement.local_size
-    if local_size is not None and local_size > placement.size:
-        raise invalid(
-            f"{'/'.join(size_names)}={local_size} with {placement.variables}: "
-            "a host cannot hold more ranks than the job"
-        )
-    if local_rank is not None and local_rank >= (local_size or placement.size):
-        raise invalid(
-            f"{'/'.join(rank_names)}={local_rank} with "
-            f"{'/'.join(size_names) or 'size'}={local_size or placement.size}: "
-            "the local rank must be below the local size"
-        )
-    return placement
-
-
 def _job(environ: Mapping[str, str]) -> str | None:
     job = environ.get("TFDIST_JOB_ID")
     if not job:
@@ -169,10 +71,12 @@ def _job(environ: Mapping[str, str]) -> str | None:
 
 
 def _tfdist(environ: Mapping[str, str]) -> Placement | None:
-    found = _build(
+    # Kubernetes numbers the pods of an Indexed Job; their number is in its manifest.
+    pod = environ.get("JOB_COMPLETION_INDEX") and not environ.get("TFDIST_RANK")
+    found = build(
         environ,
         "tfdist",
-        "TFDIST_RANK",
+        "JOB_COMPLETION_INDEX" if pod else "TFDIST_RANK",
         "TFDIST_SIZE",
         local_rank=("TFDIST_LOCAL_RANK",),
         local_size=("TFDIST_LOCAL_SIZE",),
@@ -186,8 +90,8 @@ def _tfdist(environ: Mapping[str, str]) -> Placement | None:
                 "both TFDIST_RANK and TFDIST_SIZE, or neither"
             )
         return None
-    cross_rank = _integer(environ, "TFDIST_CROSS_RANK")
-    cross_size = _integer(environ, "TFDIST_CROSS_SIZE", minimum=1)
+    cross_rank = integer(environ, "TFDIST_CROSS_RANK")
+    cross_size = integer(environ, "TFDIST_CROSS_SIZE", minimum=1)
     of_tfdistrun = (found.job or "").startswith(LAUNCHER_JOB)
     return replace(
         found,
@@ -201,11 +105,11 @@ def _torchrun(environ: Mapping[str, str]) -> Placement | None:
     address = environ.get("MASTER_ADDR")
     if not address:
         return None
-    port = _integer(environ, "MASTER_PORT", minimum=1, maximum=65535)
+    port = integer(environ, "MASTER_PORT", minimum=1, maximum=65535)
     run = environ.get("TORCHELASTIC_RUN_ID")
     # torchrun itself listens on MASTER_PORT, so rank 0 cannot use this port.
     reachable = port is not None and run is None
-    return _build(
+    return build(
         environ,
         "torchrun",
         "RANK",
@@ -219,7 +123,7 @@ def _torchrun(environ: Mapping[str, str]) -> Placement | None:
 
 def _openmpi(environ: Mapping[str, str]) -> Placement | None:
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    return _build(
+    return build(
         environ,
         "openmpi",
         "OMPI_COMM_WORLD_RANK",
@@ -232,7 +136,7 @@ def _openmpi(environ: Mapping[str, str]) -> Placement | None:
 
 def _pals(environ: Mapping[str, str]) -> Placement | None:
     job = environ.get("PALS_APID")
-    return _build(
+    return build(
         environ,
         "pals",
         "PALS_RANKID",
@@ -247,7 +151,7 @@ def _mpich(environ: Mapping[str, str]) -> Placement | None:
     # MPICH does not give its ranks a common job name. Inside a Slurm step (srun
     # --mpi=pmi2), the name of the step is used.
     step = _slurm_step(environ)
-    return _build(
+    return build(
         environ,
         "mpich",
         "PMI_RANK",
@@ -255,6 +159,31 @@ def _mpich(environ: Mapping[str, str]) -> Placement | None:
         local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
         local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         job=environ.get("PMI_JOBID") or step,
+    )
+
+
+def _jsrun(environ: Mapping[str, str]) -> Placement | None:
+    job = environ.get("LSB_JOBID")
+    return build(
+        environ,
+        "jsrun",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+        job=f"jsrun {job}" if job else None,
+    )
+
+
+def _flux(environ: Mapping[str, str]) -> Placement | None:
+    job = environ.get("FLUX_JOB_ID")
+    return build(
+        environ,
+        "flux",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        job=f"flux {job}" if job else None,
     )
 
 
@@ -266,7 +195,7 @@ def _slurm_step(environ: Mapping[str, str]) -> str | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Placement | None:
-    found = _build(
+    found = build(
         environ,
         "slurm",
         "SLURM_PROCID",
@@ -282,7 +211,7 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
     """Returns the tasks of this node from e.g. SLURM_STEP_TASKS_PER_NODE="2(x3),1"."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE")
-    node = _integer(environ, "SLURM_NODEID")
+    node = integer(environ, "SLURM_NODEID")
     if not text or node is None:
         return None
     if not re.fullmatch(r"\d{1,7}(\(x\d{1,7}\))?(,\d{1,7}(\(x\d{1,7}\))?)*", text):
@@ -304,7 +233,7 @@ def _horovodrun(environ: Mapping[str, str]) -> Placement | None:
     address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     if not address:
         return None
-    return _build(
+    return build(
         environ,
         "horovodrun",
         "HOROVOD_RANK",
@@ -321,6 +250,8 @@ _RULES: tuple[Callable[[Mapping[str, str]], Placement | None], ...] = (
     _openmpi,
     _pals,
     _mpich,
+    _jsrun,
+    _flux,
     _slurm,
     _horovodrun,
 )
@@ -345,15 +276,22 @@ def detect(environ: Mapping[str, str]) -> Placement:
         1
     """
     found = [placement for rule in _RULES if (placement := rule(environ))]
-    if not found:
+    described = cluster_variables.read(environ)
+    if not (found or described):
         return Placement(rank=0, size=1, local_rank=0, local_size=1)
-    winner = found[0]
-    for other in found[1:]:
+    winner = (found or described)[0]
+    for other in (found or described)[1:]:
         if (other.rank, other.size) != (winner.rank, winner.size) and not _harmless(
             winner, other
         ):
             raise _contradiction(winner, other)
-    # Only tfdistrun and torchrun provide an address. For other launchers, the user can.
+    for other in described:
+        # A launcher that has started ranks on all of its hosts, or more.
+        if other.size > winner.size:
+            raise _contradiction(winner, other)
+    if not found:
+        cluster_variables.check_one_rank_per_host(winner, environ)
+    # Few launchers provide an address. For the others, the user can.
     address = environ.get("TFDIST_RENDEZVOUS")
     return replace(winner, rendezvous=address) if address else winner
 
@@ -369,8 +307,23 @@ def _harmless(winner: Placement, other: Placement) -> bool:
 
 
 def _contradiction(winner: Placement, other: Placement) -> RendezvousError:
+    # torchrun sets LOCAL_RANK too. Platforms that set RANK once for each host do not.
+    per_host = next(
+        (
+            one.variables
+            for one in (winner, other)
+            if one.source == "torchrun" and one.local_rank is None
+        ),
+        None,
+    )
+    hint = (
+        f" (without LOCAL_RANK, {per_host} may be the numbers of hosts, which some "
+        "platforms set: then unset RANK and WORLD_SIZE for the ranks)"
+        if per_host
+        else ""
+    )
     return invalid(
         f"two launchers contradict each other: {winner.variables} ({winner.source}), "
         f"but {other.variables} ({other.source}); start the ranks with one of them, "
-        "or unset the variables of the other"
+        f"or unset the variables of the other{hint}"
     )
