@@ -39,6 +39,7 @@ import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 from campaign.run import percentile  # noqa: E402
 from helpers.elastic_program import expected  # noqa: E402
+from helpers.json_lines import complete, lines  # noqa: E402
 from helpers.launcher import start, until  # noqa: E402
 from helpers.record import Record  # noqa: E402
 
@@ -98,9 +99,7 @@ def _collect(stream: IO[str], said: list[str]) -> None:
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "commits"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines]
+    return lines(folder / "commits")
 
 
 def _tail(folder: Path) -> list[dict[str, Any]]:
@@ -110,8 +109,8 @@ def _tail(folder: Path) -> list[dict[str, Any]]:
         return []
     with file.open("rb") as commits:
         commits.seek(max(0, file.stat().st_size - 16_384))
-        lines = commits.read().decode().splitlines()[1:]
-    return [json.loads(line) for line in lines]
+        text = commits.read().decode()
+    return complete(text.partition("\n")[2])
 
 
 def _attack(

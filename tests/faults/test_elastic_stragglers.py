@@ -1,11 +1,11 @@
 """A slow rank of an elastic job is replaced, and no step is lost."""
 
-import json
 import sys
 
 import pytest
 from faults.test_elastic_fit import train as fit
 from helpers.deadline import deadline
+from helpers.json_lines import lines
 from helpers.launcher import run
 
 pytestmark = pytest.mark.faults
@@ -15,8 +15,7 @@ def train(folder, *options):
     program = [sys.executable, "-m", "helpers.straggler_program", str(folder)]
     done = run(folder, *options, *program, timeout_s=100.0)
     assert done.code == 0, done.stdout + done.stderr
-    lines = (folder / "commits").read_text().splitlines()
-    return done, [json.loads(line) for line in lines]
+    return done, lines(folder / "commits")
 
 
 @pytest.mark.slow

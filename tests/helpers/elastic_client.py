@@ -17,7 +17,6 @@ and the last rank 0 writes `result.npz`.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import faulthandler
 import functools
@@ -37,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from helpers.core_client import MAX, MIN, SUM, allreduce, barrier, submit
+from helpers.json_lines import lines
 
 from tfdist.core import native, runtime, world
 from tfdist.core.generations import Generations, is_loss
@@ -335,10 +335,7 @@ def main(folder: Path, steps: int) -> None:
 
 def generations_of(folder: Path) -> list[Mapping[str, Any]]:
     """Returns the lines of FOLDER/generations."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = (folder / "generations").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-    return []
+    return lines(folder / "generations")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 from helpers.elastic_program import stops_after
+from helpers.json_lines import lines
 
 SAMPLES, GLOBAL_BATCH, SEED = 53, 10, 4
 STEPS = SAMPLES // GLOBAL_BATCH
@@ -59,7 +60,7 @@ def _expected(ends_of_steps):
 
 def ends_of_steps(folder, epochs):
     """The numbers of samples of each epoch after each step, as all ranks saw them."""
-    rows = [json.loads(line) for line in (folder / "commits").read_text().splitlines()]
+    rows = lines(folder / "commits")
     if "used" not in rows[0]:
         return [[(step + 1) * GLOBAL_BATCH for step in range(STEPS)]] * epochs
     used = {}
@@ -77,8 +78,7 @@ def ends_of_steps(folder, epochs):
 def steps_of(folder):
     """The steps that each member has ended, as it wrote them down; by member."""
     found = {}
-    for line in (folder / "commits").read_text().splitlines():
-        step = json.loads(line)
+    for step in lines(folder / "commits"):
         found.setdefault(step["member"], []).append(step)
     return found
 

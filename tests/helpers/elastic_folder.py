@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
+from helpers.json_lines import lines
 from helpers.launcher import Run, finish
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file; none if it does not exist."""
-    if not file.exists():
-        return []
-    complete, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
 
 
 def latest_size(file: Path) -> int:

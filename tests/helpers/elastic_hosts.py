@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import numpy as np
 import psutil
 from helpers import elastic_client
 from helpers.hosts import Hosts
+from helpers.json_lines import lines
 from helpers.launcher import Run, finish, start, until
 
 
@@ -48,9 +48,7 @@ class Job:
 
     def rows(self) -> list[dict[str, Any]]:
         """The generations, as their members wrote them down."""
-        file = self.folder / "generations"
-        complete, _, _ = (file.read_text() if file.exists() else "").rpartition("\n")
-        return [json.loads(line) for line in complete.splitlines()]
+        return lines(self.folder / "generations")
 
     def wait_for(self, size: int, generation: int = 1, limit_s: float = 40.0) -> None:
         """Waits until so many ranks take a step in this generation, or a later one."""
