@@ -129,6 +129,19 @@ def test_inside_a_rank_of_another_job_it_refuses(tmp_path):
     assert "already rank 1 of 2 (PMI_RANK=1 and PMI_SIZE=2)" in done.stderr
 
 
+@deadline(40)
+def test_it_starts_the_ranks_of_all_hosts_that_a_platform_describes(tmp_path):
+    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+    show = "from tfdist.core import runtime, world; world.start(); "
+    show += "print(runtime.size())"
+    done = run(tmp_path, "-np", "2", *python(show), **hosts)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("2\n") == 2
+    done = run(tmp_path, "-np", "1", *python(show), **hosts)
+    assert done.code == 2
+    assert "already rank 0 of 2 (SM_CURRENT_HOST=algo-1 of 2 hosts" in done.stderr
+
+
 USES_MEMORY = "memory = b'1' * (300 << 20)"
 ALONE = "2 processes ended without calling tfdist.init(): each ran independently"
 

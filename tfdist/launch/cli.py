@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.core import native
+from tfdist.core.rendezvous import cluster_variables
 from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.core.term_signal import EXIT_CODE
@@ -201,7 +202,8 @@ def _check_machine(plan: Plan) -> int:
     """
     try:
         outer = detect(os.environ)
-        if outer.size > 1:
+        is_platform = outer.source in cluster_variables.SOURCES
+        if outer.size > (plan.max_size if is_platform else 1):
             raise native.CoreError(
                 native.INVALID_ARGUMENT,
                 f"this is already rank {outer.rank} of {outer.size} "

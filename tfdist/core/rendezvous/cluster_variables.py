@@ -23,6 +23,7 @@ from typing import Any
 from tfdist.core.rendezvous.errors import invalid
 from tfdist.core.rendezvous.placement import MAX_SIZE, Placement, integer
 
+SOURCES = ("tf_config", "cluster_spec", "pet", "sagemaker")
 TF_CONFIG_RANKS = ("chief", "master", "worker")
 VERTEX_RANKS = ("workerpool0", "workerpool1")
 # SageMaker opens all ports between the hosts of a job, and chooses none.
