@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.hosts import FAKE_SSH, networked_hosts, why_no_networks
 from helpers.launcher import clean_environment, marked
 
 from tfdist.core import native
@@ -75,6 +76,44 @@ def test_ranks_find_each_other(mpirun, size, tmp_path):
     told = re.findall(r"rank (\d) of (\d): all sums are right", done.stdout)
     assert sorted(told) == [(str(r), str(size)) for r in range(size)]
     assert os.listdir(tmp_path / "tfdist") == []  # the meeting point is removed
+
+
+WHY_NOT = why_no_networks()
+# What starts a daemon on a host: options, the host, and the words of a line.
+SSH = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+exec {python} -I -S {fake_ssh} connect {folder} "$host" "cd {folder}; $*"
+"""
+
+
+def over(hosts, mpirun, script):
+    """The command that starts two ranks on each of the hosts."""
+    program = mpirun[0]
+    if "mpich" in program:
+        ssh = ["-launcher", "ssh", "-launcher-exec", script]
+        place = ["-localhost", hosts.address, "-hosts", ",".join(hosts.names)]
+        return [program, *ssh, *place, "-ppn", "2", "-n", "4"]
+    names = ",".join(f"{name}:2" for name in hosts.names)
+    own = ["oob_tcp_if_include", f"{hosts.address}/24", "plm_ssh_agent", script]
+    pairs = [w for pair in (own[:2], own[2:]) for w in ("--prtemca", *pair)]
+    place = ["--host", names, "--map-by", ":oversubscribe"]
+    return [program, *place, *pairs, "-x", "PYTHONPATH", "-np", "4"]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_ranks_on_two_hosts_need_no_variables(mpirun, tmp_path):
+    with networked_hosts(tmp_path, 2) as hosts:
+        script = tmp_path / "ssh"
+        names = {"python": sys.executable, "fake_ssh": FAKE_SSH, "folder": tmp_path}
+        script.write_text(SSH.format(**names))
+        script.chmod(0o755)
+        keep = {"PRTE_MCA_prte_keep_fqdn_hostnames": "1"}
+        command = [*over(hosts, mpirun, str(script)), *CLIENT, "steps", "20"]
+        done = run(command, tmp_path, **keep)
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"rank (\d) of (\d): all sums are right", done.stdout)
+    assert sorted(told) == [(str(rank), "4") for rank in range(4)]
 
 
 def test_a_shell_between_mpirun_and_the_rank_does_not_matter(mpirun, tmp_path):

@@ -21,6 +21,8 @@ STATE = {
     "elastic/state.py": {"_program"},
     "callbacks/_elastic_fit.py": {"_program"},
     "launch/processes.py": {"_outsiders", "_strangers"},
+    # Connections to the launcher, which opens each once.
+    "core/rendezvous/spaces/__init__.py": {"_open"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
     "core/rendezvous/stream.py": {"_streams"},

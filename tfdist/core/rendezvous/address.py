@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 
 from tfdist.core.rendezvous.errors import invalid
 
@@ -90,6 +91,38 @@ def _own_addresses() -> dict[str, list[str]]:
         if ours:
             found[name] = ours
     return found
+
+
+def reachable_address(environ: Mapping[str, str]) -> str:
+    """Returns an address of this machine at which other hosts should reach it.
+
+    It is the one by which the launcher knows this host (`PMI_HOSTNAME`), or the one of
+    the default route, or the first one of an interface.
+
+    Raises:
+        RendezvousError: this machine has loopback addresses only.
+    """
+    own = [ip for ips in _own_addresses().values() for ip in ips if not is_loopback(ip)]
+    for name in (environ.get("PMI_HOSTNAME"), socket.gethostname()):
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        for *_, address in found if name else []:
+            if address[0] in own:
+                return str(address[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # chooses a route, and sends nothing
+            if (address := probe.getsockname()[0]) in own:
+                return str(address)
+        except OSError:
+            pass  # no default route
+    if own:
+        return own[0]
+    raise invalid(
+        "this machine has no address that other hosts could reach; set TFDIST_ADDRESS"
+    )
 
 
 def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:

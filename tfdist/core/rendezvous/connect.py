@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.core import tuning
-from tfdist.core.rendezvous import auth, settings_check
+from tfdist.core.rendezvous import auth, settings_check, spaces
 from tfdist.core.rendezvous.address import (
     bind,
     is_loopback,
     join_address,
     own_address,
+    reachable_address,
     split_address,
 )
 from tfdist.core.rendezvous.environment import Placement, detect
@@ -133,6 +134,19 @@ async def _connect(
             store = split_address(placement.rendezvous)
             if runs_store:
                 server = _server(placement, secret, store)
+        elif not (secret_file or placement.rendezvous) and (
+            space := spaces.find(environ, placement, deadline)
+        ):
+            text = None
+            if runs_store:
+                secret = auth.new_secret()
+                own = address or reachable_address(environ)
+                server = _server(placement, secret, (own, 0))
+                text = f"{secret.hex()}@{join_address(*server.address)}"
+            key = f"tfdist-{options.generation}"
+            answer = await asyncio.to_thread(space.exchange, key, text, deadline)
+            hexadecimal, _, where = answer.partition("@")
+            secret, store = bytes.fromhex(hexadecimal), split_address(where)
         else:
             _check_one_host(placement, secret_file, address)
             job = placement.job or parent_job(environ)
@@ -196,9 +210,11 @@ def _check_one_host(
                 f"without a common secret only 127.0.0.1 is allowed; {_NEEDED}"
             )
     if placement.local_size is not None and placement.local_size < placement.size:
+        slurm = "start them with srun --mpi=pmi2 (or pmix), or "
         raise invalid(
             f"only {placement.local_size} of {placement.size} ranks are on this host "
-            f"({origin}), and no address of the others is known; {_NEEDED}"
+            f"({origin}), and no address of the others is known; "
+            f"{slurm if placement.source == 'slurm' else ''}{_NEEDED}"
         )
     if address is not None and not is_loopback(address):
         raise invalid(

@@ -1,0 +1,65 @@
+"""Key-value spaces of launchers, in which the ranks of several hosts find each other.
+
+Rank 0 leaves the address and the secret of the job in the space, and the other ranks
+read them there. So a job under such a launcher needs no variables. A space is opened
+once and stays open until the process ends, because launchers allow no second opening.
+
+| module | launchers | how |
+|---|---|---|
+| pmi | MPICH, Intel MPI, PALS, srun --mpi=pmi2 | a socket, PMI_FD |
+| pmix | Open MPI, srun --mpi=pmix | libpmix, which comes with them |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tfdist.core.rendezvous.placement import Placement
+from tfdist.core.rendezvous.spaces import pmi, pmix
+
+
+class Space(Protocol):
+    """The key-value space of one job, as a rank of it sees it."""
+
+    def exchange(self, key: str, value: str | None, deadline: float) -> str:
+        """Returns the value that rank 0 gives; all ranks call it with the same key.
+
+        Args:
+            key: a name that was not used before, of at most 60 characters.
+            value: rank 0: at most 1000 characters without spaces; other ranks: None.
+            deadline: monotonic time until which all ranks have to call it.
+
+        Raises:
+            RendezvousError: a rank did not call it in time, or the launcher failed.
+        """
+
+
+_open: dict[str, Space] = {}  # by module
+
+
+def find(
+    environ: Mapping[str, str], placement: Placement, deadline: float
+) -> Space | None:
+    """Returns the space of this job's launcher; None if it has none.
+
+    All ranks of a job get the same answer: it depends on the launcher, and on whether
+    there are ranks on other hosts.
+
+    Args:
+        environ: the environment variables of this rank.
+        placement: its placement.
+        deadline: monotonic time until which the launcher has to answer.
+
+    Raises:
+        RendezvousError: the launcher has a space, and does not answer.
+    """
+    if placement.local_size == placement.size:
+        return None  # the ranks of one host meet without it
+    for name, opening in (("pmi", pmi.opening), ("pmix", pmix.opening)):
+        if name in _open:
+            return _open[name]
+        if open_space := opening(environ, placement):
+            _open[name] = open_space(deadline)
+            return _open[name]
+    return None
