@@ -1,6 +1,8 @@
 """The command line of tfdistrun, and what it checks before anything starts."""
 
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.deadline import deadline
+from helpers.hosts import plain_hosts
 from helpers.launcher import clean_environment, finish, python, run, shell, start
 
 from tfdist.launch import cli
@@ -129,17 +132,24 @@ def test_inside_a_rank_of_another_job_it_refuses(tmp_path):
     assert "already rank 1 of 2 (PMI_RANK=1 and PMI_SIZE=2)" in done.stderr
 
 
-@deadline(40)
-def test_it_starts_the_ranks_of_all_hosts_that_a_platform_describes(tmp_path):
-    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+@deadline(60)
+def test_it_starts_one_job_on_the_hosts_that_a_platform_describes(tmp_path):
+    """Not one on each, where the platform starts the same command."""
+    names = ["algo-1", "algo-2"]
+    first = {"SM_HOSTS": json.dumps(names), "SM_CURRENT_HOST": "algo-1"}
     show = "from tfdist.core import runtime, world; world.start(); "
     show += "print(runtime.size())"
-    done = run(tmp_path, "-np", "2", *python(show), **hosts)
-    assert done.code == 0, done.stderr
-    assert done.stdout.count("2\n") == 2
-    done = run(tmp_path, "-np", "1", *python(show), **hosts)
-    assert done.code == 2
-    assert "already rank 0 of 2 (SM_CURRENT_HOST=algo-1 of 2 hosts" in done.stderr
+    with plain_hosts(tmp_path, *names) as hosts:
+        over = ["-np", "2", *hosts.slots(1, 1), *hosts.ssh, *python(show)]
+        done = run(tmp_path, *over, **first)
+        assert done.code == 0, done.stderr
+        assert len(re.findall(r"\] 2\n", done.stdout)) == 2
+        second = run(tmp_path, *over, **{**first, "SM_CURRENT_HOST": "algo-2"})
+        alone = run(tmp_path, "-np", "2", *python(show), **first)
+    for number, done in ((1, second), (0, alone)):
+        assert done.code == 2
+        assert f"started this on host {number} of 2 (SM_CURRENT_HOST=" in done.stderr
+        assert "with all hosts in -H" in done.stderr
 
 
 USES_MEMORY = "memory = b'1' * (300 << 20)"

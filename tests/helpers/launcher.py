@@ -69,7 +69,8 @@ class Run:
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of this process without any launcher's variables."""
     foreign = re.compile(
-        r"(_?TFDIST_|OMPI_|PMI_|PMIX_|SLURM_|PALS_)|(RANK|WORLD_SIZE)$"
+        r"(_?TFDIST_|OMPI_|PMI_|PMIX_|SLURM_|PALS_|FLUX_|JSM_|PET_|SM_)|"
+        r"(RANK|WORLD_SIZE|TF_CONFIG|CLUSTER_SPEC|JOB_COMPLETION_INDEX)$"
     )
     environ = {k: v for k, v in os.environ.items() if not foreign.match(k)}
     root = str(Path(__file__).resolve().parents[2])

@@ -109,11 +109,14 @@ def test_ranks_on_two_hosts_need_no_variables(mpirun, tmp_path):
         script.write_text(SSH.format(**names))
         script.chmod(0o755)
         keep = {"PRTE_MCA_prte_keep_fqdn_hostnames": "1"}
-        command = [*over(hosts, mpirun, str(script)), *CLIENT, "steps", "20"]
-        done = run(command, tmp_path, **keep)
+        command = [*over(hosts, mpirun, str(script)), *CLIENT]
+        done = run([*command, "steps", "20"], tmp_path, **keep)
+        again = run([*command, "again", "2"], tmp_path, **keep)
     assert done.returncode == 0, done.stderr
     told = re.findall(r"rank (\d) of (\d): all sums are right", done.stdout)
     assert sorted(told) == [(str(rank), "4") for rank in range(4)]
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("again and again") == 4
 
 
 def test_a_shell_between_mpirun_and_the_rank_does_not_matter(mpirun, tmp_path):

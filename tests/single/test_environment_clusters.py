@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tfdist.core.rendezvous import cluster_variables
+from tfdist.core.rendezvous.child_processes import without_rank
 from tfdist.core.rendezvous.environment import detect
 from tfdist.core.rendezvous.errors import RendezvousError
 
@@ -137,6 +139,40 @@ def test_a_launcher_on_one_of_the_hosts_alone_is_a_contradiction(environ):
     assert detect(environ).variables in caught.value.message
 
 
+def test_a_job_of_tfdistrun_may_have_lost_hosts():
+    """tfdistrun has checked that it starts ranks on all hosts."""
+    launched = {"TFDIST_RANK": "0", "TFDIST_SIZE": "1", "TFDIST_JOB_ID": "tfdistrun:1"}
+    assert place({**SAGEMAKER, **launched})[:3] == ("tfdist", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"PET_NNODES": "2:4"}, "PET_NNODES='2:4' is a range"),
+        ({"PET_NPROC_PER_NODE": "4"}, "numProcPerNode to 1"),
+    ],
+)
+def test_a_rank_is_not_started_in_the_place_of_a_launcher(changed, words):
+    environ = {**PET, **changed}
+    found = detect(environ)  # tfdistrun may start there
+    with pytest.raises(RendezvousError, match=words):
+        cluster_variables.check_one_rank_per_host(found, environ)
+    cluster_variables.check_one_rank_per_host(detect(PET), PET)
+    cluster_variables.check_one_rank_per_host(detect({}), {})
+
+
+@pytest.mark.parametrize(
+    "environ", [TFJOB, VERTEX, PET, SAGEMAKER, JSRUN, FLUX, INDEXED_JOB, TORCHRUN]
+)
+def test_a_child_of_a_rank_can_be_told_to_forget_it(environ):
+    assert detect(without_rank(environ)).size == 1
+
+
+def test_the_sparse_form_of_tensorflow_is_read():
+    cluster = {"worker": {"0": "a:1", "1": "b:1"}}
+    assert place(tf_config("worker", 1, **cluster))[:3] == ("tf_config", 1, 2)
+
+
 def test_descriptions_that_differ_are_both_named():
     with pytest.raises(RendezvousError, match="TF_CONFIG.*SM_HOSTS"):
         detect({**TFJOB, **SAGEMAKER})
@@ -168,8 +204,12 @@ def test_ranks_that_number_hosts_are_recognised():
         ({**PET, "PET_NNODES": "two"}, "PET_NNODES='two' is not a number"),
         ({**PET, "PET_NNODES": "0"}, "PET_NNODES='0' is not a number"),
         ({**PET, "PET_NODE_RANK": "2"}, "PET_NODE_RANK=2 and PET_NNODES=2"),
-        ({**PET, "PET_NNODES": "2:4"}, "PET_NNODES='2:4' is a range"),
-        ({**PET, "PET_NPROC_PER_NODE": "4"}, "numProcPerNode to 1"),
+        ({"TF_CONFIG": '{"cluster": {"worker": "host:1"}}'}, "not a description"),
+        (
+            {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"index": 1e999}}'},
+            "not a description",
+        ),
+        (tf_config("worker", 0, worker=["a", "b"]), "first address of TF_CONFIG='a'"),
         ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, "SM_HOSTS='algo-1' is not a JSON list"),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-9"}, "SM_CURRENT_HOST='algo-9' in it"),
         ({**JSRUN, "JSM_NAMESPACE_SIZE": "5"}, "JSM_NAMESPACE_RANK=5"),

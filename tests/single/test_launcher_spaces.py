@@ -1,5 +1,6 @@
 """The key-value spaces of launchers, with a launcher in a thread."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -37,7 +38,8 @@ class Launcher:
             thread.start()
 
     def _serve(self, own):
-        with own, own.makefile("r") as lines:
+        broken = threading.BrokenBarrierError
+        with own, own.makefile("r") as lines, contextlib.suppress(broken):
             for line in lines:
                 asked = pmi.parse(line)
                 name = asked["cmd"]
@@ -98,6 +100,9 @@ def test_a_rank_that_does_not_come_ends_the_others_at_the_deadline():
     space = pmi.PmiSpace(launcher.ranks[0].fileno(), soon())
     with pytest.raises(RendezvousError, match="not all ranks called tfdist.init"):
         space.exchange("key", "value", soon(0.2))
+    # Its answers would be those of the first attempt.
+    with pytest.raises(RendezvousError, match="cannot be used after an error"):
+        space.exchange("again", "value", soon())
 
 
 @pytest.mark.parametrize(
@@ -117,8 +122,12 @@ def test_a_launcher_that_fails_is_named(answers, words):
 
 
 def test_a_space_is_used_where_it_is_needed():
-    environ = {"PMI_FD": "9"}
+    own, _other = socket.socketpair()
+    environ = {"PMI_FD": str(own.fileno())}
     assert pmi.opening(environ, MPICH) is not None
+    with open("/dev/null") as file:
+        assert pmi.opening({"PMI_FD": str(file.fileno())}, MPICH) is None
+    assert pmi.opening({"PMI_FD": "999"}, MPICH) is None  # closed
     assert pmi.opening({}, MPICH) is None
     assert pmi.opening({"PMI_FD": "x"}, MPICH) is None
     alone = Placement(rank=0, size=4, local_rank=0, local_size=4, source="mpich")
@@ -129,9 +138,12 @@ def test_a_space_is_used_where_it_is_needed():
 
 
 def test_a_program_that_uses_mpi_keeps_its_socket(monkeypatch):
-    maps = "7f00-7f01 r-xp 0 08:01 1 /opt/mpich/lib/libmpi.so.12"
-    monkeypatch.setattr(pmi.Path, "read_text", lambda path: maps)
-    assert pmi.opening({"PMI_FD": "9"}, MPICH) is None
+    own, _other = socket.socketpair()
+    for name, is_mpi in (("libmpi.so.12", True), ("libmpi_cray.so", True), ("", False)):
+        maps = f"7f00-7f01 r-xp 0 08:01 1 /opt/lib/{name}"
+        monkeypatch.setattr(pmi.Path, "read_text", lambda path, maps=maps: maps)
+        found = pmi.opening({"PMI_FD": str(own.fileno())}, MPICH)
+        assert (found is None) == is_mpi
 
 
 def test_without_its_library_there_is_no_pmix(monkeypatch, tmp_path):

@@ -29,6 +29,7 @@ from tfdist.core.deadlock.watcher import DeadlockWatcher
 from tfdist.core.process_sets import add
 from tfdist.core.rendezvous import (
     child_processes,
+    cluster_variables,
     failure_report,
     renewal,
     settings_check,
@@ -124,6 +125,7 @@ def _connect(timeout_s: float | None) -> None:
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         check_working_folder()
         placement = detect(os.environ)
+        cluster_variables.check_one_rank_per_host(placement, os.environ)
         child_processes.refuse_child(os.environ)
         engines.check_unchanged()
         is_newcomer = renewal.is_newcomer(os.environ) and runtime.state.generation == 0

@@ -17,6 +17,7 @@ from tfdist.core import native
 from tfdist.core.rendezvous import cluster_variables
 from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
+from tfdist.core.rendezvous.placement import Placement
 from tfdist.core.term_signal import EXIT_CODE
 from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
@@ -202,8 +203,9 @@ def _check_machine(plan: Plan) -> int:
     """
     try:
         outer = detect(os.environ)
-        is_platform = outer.source in cluster_variables.SOURCES
-        if outer.size > (plan.max_size if is_platform else 1):
+        if outer.size > 1 and outer.source in cluster_variables.SOURCES:
+            _check_hosts(plan, outer)
+        elif outer.size > 1:
             raise native.CoreError(
                 native.INVALID_ARGUMENT,
                 f"this is already rank {outer.rank} of {outer.size} "
@@ -228,6 +230,23 @@ def _check_machine(plan: Plan) -> int:
         complain(*found.errors)
         raise SystemExit(_USAGE_ERROR)
     return shm_bytes
+
+
+def _check_hosts(plan: Plan, outer: Placement) -> None:
+    """Raises if the hosts that a platform describes would run one job each.
+
+    Raises:
+        native.CoreError: tfdistrun runs on another host than the first one, or does
+            not start ranks on all hosts.
+    """
+    if outer.rank == 0 and len(plan.used) >= outer.size:
+        return
+    raise native.CoreError(
+        native.INVALID_ARGUMENT,
+        f"the platform started this on host {outer.rank} of {outer.size} "
+        f"({outer.variables}), and would train separately on each; start tfdistrun on "
+        "the first host only, with all hosts in -H, or unset these variables",
+    )
 
 
 def _warn_if_alone(outcome: Outcome) -> None:

@@ -106,9 +106,9 @@ def reachable_address(environ: Mapping[str, str]) -> str:
     for name in (environ.get("PMI_HOSTNAME"), socket.gethostname()):
         try:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError:
-            continue
-        for *_, address in found if name else []:
+        except (OSError, UnicodeError):
+            continue  # not set, unknown or too long
+        for *_, address in found:
             if address[0] in own:
                 return str(address[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.core.rendezvous.address import split_address
 from tfdist.core.rendezvous.errors import invalid
 from tfdist.core.rendezvous.placement import MAX_SIZE, Placement, integer
 
@@ -89,12 +90,12 @@ def _tasks(
         described: Any = json.loads(text)
         cluster, task = described.get("cluster") or {}, described.get("task") or {}
         ranks = [
-            (role, index, str(address))
+            (role, index, address)
             for role in roles
-            for index, address in enumerate(cluster.get(role) or [])
+            for index, address in enumerate(_addresses(cluster.get(role) or []))
         ]
         own = (str(task.get("type", "")), int(task.get("index", 0)))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, KeyError):
         raise invalid(
             f"{name}={text!r} is not a description such as "
             f'{{"cluster": {{"{roles[-1]}": ["host0:2222", "host1:2222"]}}, '
@@ -112,6 +113,7 @@ def _tasks(
             f"({len(ranks)} tasks)"
         )
     rank, first = places.index(own), ranks[0][2]
+    split_address(first, f"the first address of {name}")
     return Placement(
         rank=rank,
         size=len(ranks),
@@ -120,6 +122,15 @@ def _tasks(
         job=f"{name.lower()} {first}",
         variables=f"task {own[1]} of type {own[0]!r} of {len(ranks)} in {name}",
     )
+
+
+def _addresses(tasks: Any) -> list[str]:
+    """Returns the addresses of a list, or of TensorFlow's form {"0": address, ...}."""
+    if isinstance(tasks, dict):
+        tasks = [tasks[str(index)] for index in range(len(tasks))]
+    if not isinstance(tasks, list) or not all(isinstance(one, str) for one in tasks):
+        raise TypeError("expected a list of addresses")
+    return tasks
 
 
 def _pet(environ: Mapping[str, str]) -> Placement | None:

@@ -20,7 +20,7 @@ from tfdist.core.rendezvous.address import (
     split_address,
 )
 from tfdist.core.rendezvous.environment import Placement, detect
-from tfdist.core.rendezvous.errors import invalid
+from tfdist.core.rendezvous.errors import RendezvousError, invalid
 from tfdist.core.rendezvous.mesh import build
 from tfdist.core.rendezvous.mesh_types import Mesh, Settings
 from tfdist.core.rendezvous.secret import MeetingPoint, parent_job, read_secret_file
@@ -137,15 +137,22 @@ async def _connect(
         elif not (secret_file or placement.rendezvous) and (
             space := spaces.find(environ, placement, deadline)
         ):
-            text = None
+            text, failure = None, None
             if runs_store:
                 secret = auth.new_secret()
-                own = address or reachable_address(environ)
-                server = _server(placement, secret, (own, 0))
-                text = f"{secret.hex()}@{join_address(*server.address)}"
+                try:
+                    own = address or reachable_address(environ)
+                    server = _server(placement, secret, (own, 0))
+                    text = f"{secret.hex()}@{join_address(*server.address)}"
+                except RendezvousError as error:  # the others wait for an answer
+                    text, failure = "@", error
             key = f"tfdist-{options.generation}"
-            answer = await asyncio.to_thread(space.exchange, key, text, deadline)
+            answer = space.exchange(key, text, deadline)
             hexadecimal, _, where = answer.partition("@")
+            if failure is not None:
+                raise failure
+            if not where:
+                raise invalid("rank 0 cannot listen for the other ranks: see its error")
             secret, store = bytes.fromhex(hexadecimal), split_address(where)
         else:
             _check_one_host(placement, secret_file, address)

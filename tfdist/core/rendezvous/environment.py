@@ -163,7 +163,7 @@ def _mpich(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _jsrun(environ: Mapping[str, str]) -> Placement | None:
-    job = environ.get("LSB_JOBID")
+    job = environ.get("PMIX_NAMESPACE") or environ.get("LSB_JOBID")
     return build(
         environ,
         "jsrun",
@@ -286,11 +286,10 @@ def detect(environ: Mapping[str, str]) -> Placement:
         ):
             raise _contradiction(winner, other)
     for other in described:
-        # A launcher that has started ranks on all of its hosts, or more.
-        if other.size > winner.size:
+        # A launcher may have started ranks on all of the hosts. tfdistrun has checked
+        # this, and its job may have fewer ranks by now.
+        if other.size > winner.size and not winner.launcher_runs_store:
             raise _contradiction(winner, other)
-    if not found:
-        cluster_variables.check_one_rank_per_host(winner, environ)
     # Few launchers provide an address. For the others, the user can.
     address = environ.get("TFDIST_RENDEZVOUS")
     return replace(winner, rendezvous=address) if address else winner

@@ -43,8 +43,8 @@ def find(
 ) -> Space | None:
     """Returns the space of this job's launcher; None if it has none.
 
-    All ranks of a job get the same answer: it depends on the launcher, and on whether
-    there are ranks on other hosts.
+    All ranks of a job have to get the same answer. It depends on the launcher, on
+    whether there are ranks on other hosts, and on the libraries of the host.
 
     Args:
         environ: the environment variables of this rank.

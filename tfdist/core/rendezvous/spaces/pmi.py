@@ -13,7 +13,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +24,7 @@ from tfdist.core.rendezvous.errors import invalid, timeout
 from tfdist.core.rendezvous.placement import Placement
 
 SOURCES = ("mpich", "pals")
-_MPI_LIBRARIES = ("/libmpi.so", "/libmpich.so", "/libmpi_abi.so")
+_MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*|_intel\w*)?\.so")
 
 
 class PmiSpace:
@@ -34,8 +36,12 @@ class PmiSpace:
     """
 
     def __init__(self, fd: int, deadline: float) -> None:
-        self._socket = socket.socket(fileno=os.dup(fd))
+        try:
+            self._socket = socket.socket(fileno=os.dup(fd))
+        except OSError as error:
+            raise invalid(f"PMI_FD={fd} cannot be used: {error}") from None
         self._rest = b""
+        self._is_broken = False
         self._pid = os.getpid()
         self._ask("init pmi_version=1 pmi_subversion=1", deadline)
         self._name = self._ask("get_my_kvsname", deadline)["kvsname"]
@@ -46,10 +52,14 @@ class PmiSpace:
         if value is not None:
             self._ask(f"put kvsname={self._name} key={key} value={value}", deadline)
         self._ask("barrier_in", deadline)
-        return self._ask(f"get kvsname={self._name} key={key}", deadline)["value"]
+        answer = self._ask(f"get kvsname={self._name} key={key}", deadline)
+        return answer.get("value", "")
 
     def _ask(self, command: str, deadline: float) -> dict[str, str]:
         name = command.partition(" ")[0]
+        if self._is_broken:
+            raise invalid("the launcher's PMI socket cannot be used after an error")
+        self._is_broken = True  # until its answer has come
         try:
             self._socket.settimeout(max(0.01, deadline - time.monotonic()))
             self._socket.sendall(f"cmd={command}\n".encode())
@@ -64,6 +74,7 @@ class PmiSpace:
             raise timeout(f"the launcher did not answer PMI's {name}", "") from None
         except OSError as error:
             raise invalid(f"the launcher's PMI socket failed: {error}") from None
+        self._is_broken = False
         answer = parse(line)
         if answer.get("rc", "0") != "0":
             raise invalid(f"the launcher refused PMI's {name}: {line}")
@@ -107,7 +118,11 @@ def opening(
     text = environ.get("PMI_FD", "")
     if placement.source not in SOURCES or not text.isdecimal():
         return None
-    loaded = Path("/proc/self/maps").read_text()
-    if any(name in loaded for name in _MPI_LIBRARIES):
+    try:  # a program in between may have closed it
+        if not stat.S_ISSOCK(os.fstat(int(text)).st_mode):
+            return None
+    except OSError:
+        return None
+    if _MPI_LIBRARY.search(Path("/proc/self/maps").read_text()):
         return None
     return lambda deadline: PmiSpace(int(text), deadline)
