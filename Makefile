@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs gpu xla setup clean distclean
+.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs wheel gpu xla setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -112,6 +112,9 @@ docs: $(BUILT)  ## remakes the generated pages, builds the site in build/site; c
 	@rm -rf build/site
 	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build -q -W --keep-going -E -c docs -d build/doctrees . build/site
 	@echo "the site: build/site/index.html"
+
+wheel: $(BUILT)  ## dist/: a wheel for TensorFlow 2.16 to 2.21, tried with each (a quarter of an hour, 10 GB)
+	@$(BIN)/python .ci/build_wheel.py
 
 gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFlow not)
 	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py

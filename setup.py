@@ -1,12 +1,14 @@
-"""Builds the native libraries: `libtfdist_core.so` and `libtfdist_tf.so`.
+"""Builds the native libraries: the core, and the operations for TensorFlow.
 
 pip calls this; the rest of the package's description is in pyproject.toml. CMake
-compiles `tfdist_ops/` against the TensorFlow of the running interpreter and puts both
-libraries into `tfdist/_native/`: in the source tree for an editable install, in the
-wheel otherwise. What was compiled stays in `build/`, so that a second build compiles
-only what changed.
+compiles the core of `tfdist_ops/`, and `op_compiler` its operations for the TensorFlow
+of the running interpreter, or of each interpreter that is named in
+`TFDIST_BUILD_PYTHONS`, separated by colons. All libraries go into `tfdist/_native/`: in
+the source tree for an editable install, in the wheel otherwise. What was compiled stays
+in `build/`, so that a second build compiles only what changed.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,27 +17,49 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
 ROOT = Path(__file__).resolve().parent
-LIBRARIES = ("libtfdist_core.so", "libtfdist_tf.so")
+OP_COMPILER = ROOT / "tfdist" / "core" / "op_compiler.py"
 BUILD_TIMEOUT_S = 1800
 
-# Run by the interpreter that builds: TensorFlow logs to stdout's neighbour, so the last
-# line is the answer.
+# Run by the interpreter that has the TensorFlow: it logs to stdout's neighbour, so the
+# last line is the answer.
 QUESTION = """
 import json, tensorflow as tf
 print(json.dumps({"version": tf.__version__, "include": tf.sysconfig.get_include(),
-                  "lib": tf.sysconfig.get_lib(),
+                  "library": tf.sysconfig.get_lib(),
                   "flags": tf.sysconfig.get_compile_flags()}))
 """
 
 
+def load_op_compiler() -> ModuleType:
+    """The module, from its file: tfdist itself may not be importable yet."""
+    spec = importlib.util.spec_from_file_location("op_compiler", OP_COMPILER)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["op_compiler"] = module  # where its dataclass looks for its names
+    spec.loader.exec_module(module)
+    return module
+
+
+def find_tensorflows() -> list[dict]:
+    """The TensorFlow of each interpreter for which the operations are compiled."""
+    named = os.environ.get("TFDIST_BUILD_PYTHONS", "")
+    pythons = [python for python in named.split(":") if python]
+    return [ask_tensorflow(python) for python in pythons] or [find_tensorflow()]
+
+
 def find_tensorflow() -> dict:
-    """Version, folders and compile flags of the TensorFlow to build for.
+    """Version, folders and compile flags of the TensorFlow of this interpreter.
 
     Importing TensorFlow takes seconds, so the answer is kept until the package changes.
     """
@@ -49,14 +73,23 @@ def find_tensorflow() -> dict:
             "  pip install --no-build-isolation tfdist   # in the source folder: -e ."
         )
     origin = Path(spec.origin)
-    key = f"{sys.executable} {origin} {origin.stat().st_mtime_ns}"
+    # The number is that of the form of the answer.
+    key = f"2 {sys.executable} {origin} {origin.stat().st_mtime_ns}"
     kept = build_folder() / "tensorflow.json"
-    if kept.is_file():
+    with contextlib.suppress(OSError, ValueError):
         answer = json.loads(kept.read_text())
-        if answer["key"] == key:
+        if answer.pop("key", "") == key:
             return answer
+    answer = ask_tensorflow(sys.executable)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"key": key, **answer}))
+    return answer
+
+
+def ask_tensorflow(python: str) -> dict:
+    """Version, folders and compile flags of the TensorFlow that `python` imports."""
     found = subprocess.run(
-        [sys.executable, "-c", QUESTION],
+        [python, "-c", QUESTION],
         capture_output=True,
         text=True,
         timeout=300,
@@ -64,13 +97,10 @@ def find_tensorflow() -> dict:
     )
     if found.returncode != 0:
         raise SetupError(
-            f"\nTensorFlow is installed at {origin.parent} but does not import:\n"
-            f"{found.stderr[-2000:]}\nRepair it first: python -c 'import tensorflow'"
+            f"\nTensorFlow does not import into {python}:\n{found.stderr[-2000:]}\n"
+            f"Repair it first: {python} -c 'import tensorflow'"
         )
-    answer = {"key": key, **json.loads(found.stdout.strip().splitlines()[-1])}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(answer))
-    return answer
+    return json.loads(found.stdout.strip().splitlines()[-1])
 
 
 def build_folder() -> Path:
@@ -92,13 +122,11 @@ def check_tools() -> tuple[str, list[str]]:
             "\ntfdist's native code is built by CMake, which was not found.\n"
             "Install it, without root: pip install cmake ninja"
         )
-    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]
-    if not any(shutil.which(c.split()[0]) for c in compilers):
-        raise SetupError(
-            f"\ntfdist needs a C++17 compiler; tried {', '.join(compilers)}.\n"
-            "Install g++ 9 or newer (Debian, Ubuntu: apt install g++), or name one: "
-            "CXX=/path/to/g++ pip install ..."
-        )
+    op_compiler = load_op_compiler()
+    try:
+        op_compiler.find_compiler()
+    except op_compiler.CompileError as error:
+        raise SetupError(f"\nBuilding tfdist is not possible: {error}.") from None
     ninja = find_program("ninja")
     if ninja is not None:
         return cmake, ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
@@ -111,24 +139,18 @@ def check_tools() -> tuple[str, list[str]]:
 
 
 class BuildNative(build_ext):
-    """Runs CMake in the place of setuptools' compiler."""
+    """Runs CMake and `op_compiler` in the place of setuptools' compiler."""
 
     def run(self) -> None:
-        tensorflow = find_tensorflow()
+        tensorflows = find_tensorflows()
         cmake, generator = check_tools()
         output = self._output_folder()
         output.mkdir(parents=True, exist_ok=True)
-        # The include folder is given apart, to be a system folder: TensorFlow's
-        # headers are full of warnings. The standard is set in CMakeLists.txt.
-        flags = [
-            flag
-            for flag in tensorflow["flags"]
-            if not flag.startswith(("-I", "-std=", "--std="))
-        ]
         # Not always: what another compiler warns of, nobody may have seen. Told each
         # time, because CMake keeps what it was told.
         strict = "ON" if os.environ.get("WERROR") == "1" else "OFF"
         # What changes from here on is newer than the build (tfdist_ops/fresh.cmake).
+        build_folder().mkdir(parents=True, exist_ok=True)
         begun = build_folder() / "begun"
         begun.touch()
         run_tool(
@@ -136,10 +158,6 @@ class BuildNative(build_ext):
             *("-S", str(ROOT / "tfdist_ops"), "-B", str(build_folder()), *generator),
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DTFDIST_WERROR={strict}",
-            f"-DTFDIST_TF_INCLUDE={tensorflow['include']}",
-            f"-DTFDIST_TF_LIB={tensorflow['lib']}",
-            f"-DTFDIST_TF_FLAGS={';'.join(flags)}",
-            f"-DTFDIST_TF_VERSION={tensorflow['version']}",
             f"-DTFDIST_VERSION={self.distribution.get_version()}",
             f"-DTFDIST_OUTPUT_DIR={output}",
         )
@@ -147,15 +165,22 @@ class BuildNative(build_ext):
             cmake, "--build", str(build_folder()), "--parallel", str(parallel_jobs())
         )
         begun.replace(build_folder() / "built")
+        remove_others(tensorflows, output)
+        for tensorflow in tensorflows:
+            build_operations(tensorflow, output)
+        if not self._in_source():
+            copy_sources(output / "tfdist_ops")
+
+    def _in_source(self) -> bool:
+        return bool(self.inplace or getattr(self, "editable_mode", False))
 
     def _output_folder(self) -> Path:
-        in_source = self.inplace or getattr(self, "editable_mode", False)
-        return (ROOT if in_source else Path(self.build_lib).resolve()) / (
-            "tfdist/_native"
-        )
+        root = ROOT if self._in_source() else Path(self.build_lib).resolve()
+        return root / "tfdist" / "_native"
 
     def get_outputs(self) -> list[str]:
-        return [str(self._output_folder() / name) for name in LIBRARIES]
+        made = sorted(self._output_folder().rglob("*"))
+        return [str(path) for path in made if path.is_file()]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}  # an editable install builds in the source tree, nothing is copied
@@ -167,6 +192,51 @@ class BuildNative(build_ext):
             for path in sorted(folder.rglob("*"))
             if path.suffix in {".h", ".cc", ".cu", ".txt", ".cmake"}
         ]
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for every Python 3: no library of tfdist uses CPython's C interface."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+def build_operations(described: dict, output: Path) -> None:
+    """Compiles the operations for one TensorFlow, unless that was done before."""
+    op_compiler = load_op_compiler()
+    flags = tuple(described["flags"])
+    tensorflow = op_compiler.TensorFlow(**{**described, "flags": flags})
+    source = ROOT / "tfdist_ops"
+    library = output / op_compiler.library_name(tensorflow.version)
+    stamp = build_folder() / f"{library.name}.key"
+    key = f"{op_compiler.cache_key(source, tensorflow)} {library}"
+    if library.is_file() and stamp.is_file() and stamp.read_text() == key:
+        return
+    print(f"compiling {library} for TensorFlow {tensorflow.version}", flush=True)
+    try:
+        print(op_compiler.compile_operations(tensorflow, source, output, library))
+    except op_compiler.CompileError as error:
+        raise SetupError(f"\n{error}") from None
+    stamp.write_text(key)
+
+
+def remove_others(tensorflows: list[dict], output: Path) -> None:
+    """Removes what an earlier build for another TensorFlow has left in `output`."""
+    op_compiler = load_op_compiler()
+    names = {op_compiler.library_name(one["version"]) for one in tensorflows}
+    for library in output.glob("libtfdist_tf*.so"):
+        if library.name not in names:
+            library.unlink()
+
+
+def copy_sources(target: Path) -> None:
+    """Copies the sources of the operations, for compiling them on first use."""
+    shutil.rmtree(target, ignore_errors=True)
+    source = ROOT / "tfdist_ops"
+    for file in load_op_compiler().source_files(source):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def run_tool(*command: str) -> None:
@@ -189,7 +259,7 @@ def parallel_jobs() -> int:
 
 setup(
     license="Apache-2.0",
-    # No sources: BuildNative knows them. It makes the wheel one for this platform.
+    # No sources: BuildNative knows them. The wheel becomes one of this platform.
     ext_modules=[Extension("tfdist._native", sources=[])],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

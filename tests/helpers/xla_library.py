@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives.tf_ops.op_library import built_for
+from tfdist.core.op_compiler import built_for
 from tfdist.gradients import xla
 
 

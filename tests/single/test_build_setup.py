@@ -45,7 +45,7 @@ def test_the_setuptools_of_a_fresh_environment_can_read_the_settings(monkeypatch
     settings = tomllib.loads(SETUP.with_name("pyproject.toml").read_text())
     assert "setuptools>=65.5" in settings["build-system"]["requires"]
     assert not isinstance(settings["project"].get("license"), str)
-    assert settings["project"]["dynamic"] == ["license"]
+    assert settings["project"]["dynamic"] == ["license", "version"]
     told = {}
     monkeypatch.setattr(setuptools, "setup", lambda **more: told.update(more))
     runpy.run_path(str(SETUP))
@@ -122,9 +122,9 @@ def test_cmake_is_always_told_whether_warnings_are_errors(
 ):
     commands = []
     build = script["BuildNative"]
-    tensorflow = {"flags": [], "include": "", "lib": "", "version": ""}
     for name, replaced in {
-        "find_tensorflow": lambda: tensorflow,
+        "find_tensorflows": lambda: [],
+        "remove_others": lambda tensorflows, output: None,  # of this tree
         "check_tools": lambda: ("cmake", []),
         "build_folder": lambda: tmp_path,
         "run_tool": lambda *command: commands.append(command),
@@ -139,6 +139,54 @@ def test_cmake_is_always_told_whether_warnings_are_errors(
     command.run()
     assert f"-DTFDIST_WERROR={told}" in commands[0]
     assert (tmp_path / "built").exists()
+
+
+def test_the_operations_are_built_for_each_named_interpreter(
+    script, monkeypatch, tmp_path
+):
+    for version in ("2.18.1", "2.21.0"):
+        python = tmp_path / version
+        python.write_text(
+            f'#!/bin/sh\necho noise; echo \'{{"version": "{version}"}}\'\n'
+        )
+        python.chmod(0o755)
+    named = f"{tmp_path / '2.18.1'}:{tmp_path / '2.21.0'}"
+    monkeypatch.setenv("TFDIST_BUILD_PYTHONS", named)
+    found = script["find_tensorflows"]()
+    assert [one["version"] for one in found] == ["2.18.1", "2.21.0"]
+
+
+def test_libraries_for_another_tensorflow_do_not_stay(script, tmp_path):
+    for name in ("tf-2.20.so", "tf-2.21.so", "tf.so", "core.so", "xla.so"):
+        (tmp_path / f"libtfdist_{name}").touch()
+    script["remove_others"]([{"version": "2.21.0"}], tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["libtfdist_core.so", "libtfdist_tf-2.21.so", "libtfdist_xla.so"]
+
+
+def test_operations_are_compiled_again_only_when_something_changed(
+    script, monkeypatch, tmp_path
+):
+    build, compiled = script["build_operations"], []
+    compiler = script["load_op_compiler"]()
+
+    def compile_operations(tensorflow, source, core, output):
+        compiled.append(tensorflow.version)
+        output.touch()
+        return ""
+
+    monkeypatch.setattr(compiler, "compile_operations", compile_operations)
+    monkeypatch.setitem(build.__globals__, "load_op_compiler", lambda: compiler)
+    monkeypatch.setitem(build.__globals__, "build_folder", lambda: tmp_path)
+    described = {"version": "2.18.0", "include": "", "library": "", "flags": ["-Da"]}
+    build(described, tmp_path)
+    build(described, tmp_path)
+    assert compiled == ["2.18.0"]
+    build({**described, "version": "2.18.1"}, tmp_path)
+    build({**described, "version": "2.18.1", "flags": ["-Db"]}, tmp_path)
+    (tmp_path / "libtfdist_tf-2.18.so").unlink()
+    build({**described, "version": "2.18.1", "flags": ["-Db"]}, tmp_path)
+    assert compiled == ["2.18.0", *["2.18.1"] * 3]
 
 
 def test_the_core_is_built_anew_when_warnings_become_errors(tmp_path):

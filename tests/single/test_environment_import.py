@@ -1,5 +1,6 @@
 """Modules that `import tfdist` loads, and the functions of the core for one process."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -78,8 +79,7 @@ def test_public_names_are_exactly_these():
 
 
 def test_the_version_is_the_one_of_the_package():
-    text = (ROOT / "pyproject.toml").read_text()
-    assert f'version = "{tfdist.__version__}"' in text
+    assert importlib.metadata.version("tfdist") == tfdist.__version__
 
 
 def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):

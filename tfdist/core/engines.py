@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Disconnects this rank; raises nothing. The core is still connected."""
 
     def operations(self) -> Any:
-        """Returns an object with the collective functions of `libtfdist_tf.so`.
+        """Returns an object with the collective functions of the native library.
 
         Arguments and outputs are the same as for the registered operations, e.g.
         `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`.

@@ -26,9 +26,9 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 from tfdist import errors
-from tfdist.collectives.tf_ops.op_library import built_for, ops
+from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.collectives.tf_ops.xla_context import InsideXlaError, inside_xla
-from tfdist.core import engines, native
+from tfdist.core import engines, native, op_compiler
 
 LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"
 # Values of an optimizer's `xla` option: use the library if available, or never.
@@ -85,7 +85,7 @@ NOT_BUILT = "libtfdist_xla.so is not built (make xla)"
 @functools.cache
 def _load() -> tuple[ModuleType | None, str | None]:
     """Returns the library's operations, or the reason why it cannot be used."""
-    built = built_for(LIBRARY_PATH)
+    built = op_compiler.built_for(LIBRARY_PATH)
     if built != tf.__version__:
         return None, (
             f"libtfdist_xla.so was built for TensorFlow {built}, this is "

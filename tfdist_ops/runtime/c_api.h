@@ -1,7 +1,7 @@
 /* The C interface of the core (libtfdist_core.so): all that crosses the library's border.
  *
  * No C++ type, exception or allocation crosses it. Python calls it through ctypes, the TensorFlow
- * rim (libtfdist_tf.so) through the table of tfdist_api(). Strings are UTF-8, valid for the call
+ * rim (tf/) through the table of tfdist_api(). Strings are UTF-8, valid for the call
  * (arguments) or until the next call of the same function on the same thread (results).
  */
 #ifndef TFDIST_OPS_RUNTIME_C_API_H_

@@ -48,8 +48,8 @@ absl::Status MakeStatus(absl::StatusCode code, const std::string& message,
 
 absl::Status OtherVersion() {
   const std::string message =
-      "libtfdist_core.so and libtfdist_tf.so come from different builds of tfdist; rebuild both: "
-      "pip install --no-build-isolation --force-reinstall --no-deps tfdist";
+      "the core of tfdist and its operations for TensorFlow come from different builds; install "
+      "tfdist again";
   return MakeStatus(absl::StatusCode::kInternal, message,
                     ErrorRecord{"internal", -1, "", 0, "", message, ""}.ToJson());
 }

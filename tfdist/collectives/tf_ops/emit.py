@@ -1,4 +1,4 @@
-"""Emits the operations of `libtfdist_tf.so`.
+"""Emits the TensorFlow operations of tfdist.
 
 `tfdist.collectives` checks the arguments. In this module all tensors of a call have one
 dtype, and scales are strings: attributes of TensorFlow are float32, and a scale must

@@ -1,15 +1,14 @@
-"""The TensorFlow operations of tfdist: loads `libtfdist_tf.so` once.
+"""The TensorFlow operations of tfdist: loads their library once.
 
-The library is built for one version of TensorFlow, because TensorFlow's C++ interface
-changes with every version. With a different version, an error is raised before any code
-of the library runs.
+A library is built for one minor version of TensorFlow, because TensorFlow's C++
+interface changes with every one. It is chosen by the running version; if there is none,
+`op_compiler` compiles it on first use. No code of a library that does not fit is run.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,15 +18,12 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicF
 from tensorflow.python.framework import auto_control_deps
 
 from tfdist.collectives.tf_ops.call_order import chain_calls, claim_when_called
-from tfdist.core import engines, native
+from tfdist.core import engines, native, op_compiler
 
 _logger = logging.getLogger("tfdist")
 
-LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_tf.so"
-REBUILD = (
-    "pip install --no-build-isolation --force-reinstall --no-deps tfdist "
-    "(or, in the source folder, pip install --no-build-isolation -e .)"
-)
+# The operations for this TensorFlow, if the installation has them.
+LIBRARY_PATH = native.LIBRARY_FOLDER / op_compiler.library_name(tf.__version__)
 
 # Ranks may run and trace these operations in any order, and the core agrees on one
 # order. A barrier stays in program order.
@@ -46,11 +42,12 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 def ops() -> Any:
     """Returns the functions of the operations, e.g. `ops().tfdist_allreduce`.
 
-    They come from `libtfdist_tf.so`, or from the engine selected by `TFDIST_ENGINE`.
+    They come from the library for the running TensorFlow, or from the engine selected
+    by `TFDIST_ENGINE`.
 
     Raises:
-        ImportError: the libraries are not built, or were built for a different
-            TensorFlow.
+        ImportError: the core is not built, or there are no operations for this
+            TensorFlow and they cannot be compiled.
     """
     engine = engines.chosen()
     return native_ops() if engine is None else engine.operations()
@@ -58,41 +55,56 @@ def ops() -> Any:
 
 @functools.cache
 def native_ops() -> ModuleType:
-    """Returns the generated functions of `libtfdist_tf.so`, regardless of the engine.
+    """Returns the generated functions of the library, regardless of the engine.
 
     Raises:
         ImportError: as for `ops`.
     """
     native.library()  # first, by absolute path: both libraries then share one state
-    check_built_for(LIBRARY_PATH, tf.__version__)
-    module = _load(LIBRARY_PATH)
+    path = library_path()
+    try:
+        module = _load(path)
+    except ImportError:
+        if path == LIBRARY_PATH:
+            raise
+        # Compiled on another machine that shares the home folder, or by an older
+        # compiler.
+        path.unlink(missing_ok=True)
+        module = _load(library_path())
     release_from_order(auto_control_deps)
     chain_calls(auto_control_deps)
     claim_when_called(AtomicFunction)
     return module
 
 
-def built_for(path: Path) -> str:
-    """Returns the version of TensorFlow that the library at `path` was built for.
+def library_path() -> Path:
+    """Returns the library for the running TensorFlow, compiled now if there is none.
 
-    The version is read from the file, because loading the library would run its code.
+    Raises:
+        ImportError: there is none, and it cannot be compiled.
     """
-    if not path.is_file():
-        raise ImportError(
-            f"the TensorFlow operations of tfdist are not built: expected {path}; "
-            f"build them: {REBUILD}"
-        )
-    found = re.search(
-        rb"tfdist ops built for TensorFlow ([0-9A-Za-z.+-]+);", path.read_bytes()
+    if op_compiler.fits(op_compiler.built_for(LIBRARY_PATH), tf.__version__):
+        return LIBRARY_PATH
+    tensorflow = op_compiler.TensorFlow(
+        tf.__version__,
+        tf.sysconfig.get_include(),
+        tf.sysconfig.get_lib(),
+        tuple(tf.sysconfig.get_compile_flags()),
     )
-    return found.group(1).decode() if found else "unknown"
+    try:
+        return op_compiler.compiled_on_first_use(
+            tensorflow, source_folder(), native.LIBRARY_FOLDER, _logger.warning
+        )
+    except op_compiler.CompileError as error:
+        raise ImportError(
+            f"{_refusal(tf.__version__)} They are compiled on first use, but {error}."
+        ) from None
 
 
-def check_built_for(path: Path, running: str) -> None:
-    """Raises ImportError unless the library was built for TensorFlow `running`."""
-    built = built_for(path)
-    if built != running:
-        raise ImportError(_refusal(built, running))
+def source_folder() -> Path:
+    """Returns the folder of the operations' source files: the wheel has a copy."""
+    copy = native.LIBRARY_FOLDER / "tfdist_ops"
+    return copy if copy.is_dir() else native.LIBRARY_FOLDER.parents[1] / "tfdist_ops"
 
 
 def release_from_order(module: Any) -> None:
@@ -123,12 +135,19 @@ def _load(path: Path) -> ModuleType:
     except (tf.errors.NotFoundError, OSError) as error:
         reason = getattr(error, "message", None) or str(error)
         raise ImportError(
-            f"{_refusal(built_for(path), tf.__version__)} ({reason})"
+            "the operations of tfdist that were built for TensorFlow "
+            f"{op_compiler.built_for(path)} do not load into TensorFlow "
+            f"{tf.__version__}: {reason}. This TensorFlow was compiled in another way "
+            "than the one they were built for. Build tfdist from its source folder "
+            "where it is used: pip install --no-build-isolation ."
         ) from None
 
 
-def _refusal(built: str, running: str) -> str:
+def _refusal(running: str) -> str:
+    paths = native.LIBRARY_FOLDER.glob(op_compiler.library_name("*.*"))
+    versions = sorted({op_compiler.built_for(path) for path in paths} - {""})
+    there = f"those of TensorFlow {', '.join(versions)}" if versions else "none"
     return (
-        f"the operations of tfdist were built for TensorFlow {built} and do not load "
-        f"into TensorFlow {running}. Rebuild them: {REBUILD}"
+        f"tfdist has no operations for TensorFlow {running}: this installation has "
+        f"{there}."
     )

@@ -1,6 +1,6 @@
 """The operations of tfdist, built from Horovod's.
 
-Functions and arguments have the names of the operations that `libtfdist_tf.so`
+Functions and arguments have the names of the operations that tfdist's own library
 registers, so that `collectives.tf_ops.emit` can call either. Operations that Horovod
 lacks are built from others: a gather is an alltoall in which all rows go to the root,
 and a scatter is an alltoall in which all rows come from the root.
