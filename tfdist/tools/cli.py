@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from tfdist.core.version import __version__
 from tfdist.tools import timeline
 from tfdist.tools.bench import command as bench
+from tfdist.tools.doctor import command as doctor
 
 _DESCRIPTION = "Tools of tfdist. For details, run `tfdist COMMAND --help`."
 # Name → description, and `main`, which parses its own options.
 _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "bench": (bench.HELP, bench.main),
+    "doctor": (doctor.HELP, doctor.main),
     "timeline": (timeline.HELP, timeline.main),
 }
 

@@ -83,16 +83,21 @@ def memory_rates(agreement: Agreement) -> tuple[float, float]:
 
 
 def line_rate(place: Place, host_of: tuple[int, ...], agreement: Agreement) -> float:
-    """Returns the rate, in bytes per second, from rank 0 to a rank on a different host.
+    """Returns the rate in bytes per second from rank 0 to a rank on another host."""
+    other = next(rank for rank, host in enumerate(host_of) if host != host_of[0])
+    return pair_rate(place, 0, other, agreement)
+
+
+def pair_rate(place: Place, first: int, other: int, agreement: Agreement) -> float:
+    """Returns the rate between two ranks in bytes per second; all ranks call it.
 
     The rate is computed from half the median time of an 8 MiB ping-pong.
     """
-    other = next(rank for rank, host in enumerate(host_of) if host != host_of[0])
     outgoing = np.zeros(_LINE_BYTES, np.uint8)
     incoming = np.zeros(_LINE_BYTES, np.uint8)
     int8 = 6  # TensorFlow's number for the dtype
     calls = []
-    for source, target in ((0, other), (other, 0)):
+    for source, target in ((first, other), (other, first)):
         if place.rank == source:
             calls.append(_pair(int8, outgoing, None, source, target))
         elif place.rank == target:
