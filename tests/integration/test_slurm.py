@@ -15,11 +15,13 @@ import time
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import clean_environment
+from helpers.tree import ROOT
 
 from tfdist.core import native
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "munge")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None]
+SCRIPT = str(ROOT / "deploy" / "slurm" / "train.sbatch")
 CLIENT = [sys.executable, "-m", "helpers.core_client"]
 CONFIGURATION = """
 ClusterName=tfdist
@@ -141,6 +143,21 @@ def test_without_a_space_the_message_names_one(slurm):
     assert done.returncode != 0
     assert "only 2 of 4 ranks are on this host" in done.stderr
     assert "start them with srun --mpi=pmi2 (or pmix)" in done.stderr
+
+
+@deadline(90)
+def test_the_script_of_the_page_runs(slurm, tmp_path):
+    program = "from helpers import core_client; core_client.main('steps', '20')"
+    (tmp_path / "train.py").write_text(program)
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sbatch", "--wait", "--overcommit", "-o", str(tmp_path / "log"), SCRIPT],
+        **{"env": clean_environment(PATH=path, **slurm), "cwd": tmp_path},
+        **{"capture_output": True, "text": True, "timeout": 80},
+    )
+    log = (tmp_path / "log").read_text()
+    assert done.returncode == 0, done.stderr + log
+    assert log.count("all sums are right") == 4
 
 
 @pytest.mark.slow
