@@ -11,7 +11,7 @@
 
 namespace tfdist {
 
-// What a rank kept and gave in one step of the halving.
+// One step of the halving: the slices that a rank kept and gave.
 struct HalvingExchange {
   uint16_t phase;
   int32_t peer;
