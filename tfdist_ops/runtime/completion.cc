@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/wait_until.h"
+
 namespace tfdist {
 
 CompletionThread::CompletionThread() : thread_([this] { Run(); }) {}
@@ -31,7 +33,7 @@ void CompletionThread::Run() {
   while (true) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      WaitUntil(&wake_, &lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       batch.swap(queue_);
     }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/wait_until.h"
 #include "runtime/hidden_failures.h"
 #include "scheduler/join.h"
 #include "scheduler/request_check.h"
@@ -72,7 +73,7 @@ struct Awaited {
   const Status& Wait() {
     if (stage.exchange(kWaiting) != kEnded) {
       std::unique_lock<std::mutex> lock(mutex);
-      known.wait(lock, [this] { return is_known; });
+      WaitUntil(&known, &lock, [this] { return is_known; });
     }
     return status;
   }
