@@ -75,7 +75,7 @@ class Ranks:
         file.chmod(0o600)
 
     def texts(self):
-        """What each rank prints, which must come in time."""
+        """The output of each rank, which must come in time."""
         begin_s = time.monotonic()
         ranks = [
             subprocess.Popen(

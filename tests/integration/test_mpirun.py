@@ -79,7 +79,7 @@ def test_ranks_find_each_other(mpirun, size, tmp_path):
 
 
 WHY_NOT = why_no_networks()
-# What starts a daemon on a host: options, the host, and the words of a line.
+# An ssh that starts a daemon on a host: options, the host, and the words of a line.
 SSH = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift

@@ -109,6 +109,7 @@ def slurm(tmp_path_factory):
             if done.stdout.split() == ["idle", "2"]:
                 break
             if time.monotonic() > until:
+                # As in a container without control groups, where slurmd cannot run.
                 pytest.skip(f"Slurm did not start here: {done.stdout} {done.stderr}")
             time.sleep(0.2)
         yield environ

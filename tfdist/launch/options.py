@@ -114,7 +114,8 @@ def _number_of_processes(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Returns a number of seconds, up to an hour, from the text of an option."""
     try:
         value = float(text)
     except ValueError:
@@ -336,7 +337,7 @@ def _add_output(made: argparse.ArgumentParser) -> None:
 def _add_limits(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--grace-s",
-        type=_seconds,
+        type=seconds,
         default=3.0,
         metavar="S",
         help="seconds from the first failure until the other ranks are killed "
@@ -344,7 +345,7 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--signal-grace-s",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="seconds from SIGINT, SIGTERM or SIGHUP until the ranks that are still "
         "running are killed; 0: at once. Must be enough for StopOnSignal, or a loop "
@@ -445,7 +446,7 @@ def _add_hosts(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--host-timeout-s",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="seconds within which every host must be ready to start its ranks "
         f"(default: {_HOST_TIMEOUT_S:g})",

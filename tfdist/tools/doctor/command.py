@@ -15,6 +15,7 @@ from pathlib import Path
 from tfdist.core import native, runtime, world
 from tfdist.core.rendezvous.environment import detect
 from tfdist.launch import cli as tfdistrun
+from tfdist.launch.options import seconds
 from tfdist.tools.doctor import checks, trial
 from tfdist.tools.doctor.finding import ERROR, OK, WARNING, Finding, worst
 
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--seconds",
-        type=_seconds,
+        type=seconds,
         default=20.0,
         metavar="S",
         help="how long the ranks reduce arrays, at least (default: 20)",
@@ -70,16 +71,6 @@ def _number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 4096:
         raise argparse.ArgumentTypeError(f"expected 1 to 4096 ranks, got {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 86400.0:
-        raise argparse.ArgumentTypeError(f"expected 0 to 86400 seconds, got {text!r}")
-    return value
 
 
 class Report:
