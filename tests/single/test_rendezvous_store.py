@@ -30,9 +30,6 @@ from tfdist.core.rendezvous.store import (
     StoreThread,
     failure_key,
 )
-from tfdist.core.rendezvous.store import (
-    client as store_client,
-)
 
 SECRET = bytes(range(32))
 OTHER_SECRET = bytes(32)
@@ -232,7 +229,7 @@ async def test_a_server_that_never_answers_is_an_error_at_the_deadline(monkeypat
     async def silent(*arguments):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(store_client, "_try_to_connect", silent)
+    monkeypatch.setattr(channel, "_try_to_connect", silent)
     before = time.monotonic()
     connecting = StoreClient.connect(("127.0.0.1", 1), SECRET, deadline=before + 0.2)
     with pytest.raises(RendezvousError, match="no rendezvous at 127.0.0.1:1 within"):
@@ -651,8 +648,8 @@ async def test_who_reaches_itself_instead_of_the_server_tries_again(monkeypatch)
         return seen[-1]
 
     ours = types.SimpleNamespace(**{**vars(socket), "socket": Calling})
-    monkeypatch.setattr(store_client, "socket", ours)
-    monkeypatch.setattr(store_client, "connected_to_itself", connected_to_itself)
+    monkeypatch.setattr(channel, "socket", ours)
+    monkeypatch.setattr(channel, "connected_to_itself", connected_to_itself)
     connecting = asyncio.ensure_future(
         StoreClient.connect(
             ("127.0.0.1", port), SECRET, deadline=time.monotonic() + 5.0

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import connected_to_itself
 from tfdist.core.rendezvous.auth import AuthenticationError
 from tfdist.core.version import __version__
 
@@ -273,3 +276,72 @@ class Channel:
         """Refuses a client that has the secret, and sends it the reason."""
         async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": False, "why": why})
+
+
+async def connect_channel(
+    address: tuple[str, int],
+    secret: bytes,
+    claims: dict[str, Any],
+    deadline: float,
+    size: int = 1,
+) -> Channel:
+    """Connects and authenticates; retries until the server is available.
+
+    Also retries the name lookup: a name server may learn the name only at server start.
+
+    Args:
+        address: host and port of the server.
+        secret: the job's secret.
+        claims: claims of this connection.
+        deadline: time limit on the time.monotonic() clock, in seconds.
+        size: number of ranks that connect at once.
+
+    Raises:
+        RefusedError, AuthenticationError: see `Channel.handshake_as_client`.
+        OSError, TimeoutError: there was no server before the deadline.
+    """
+    loop = asyncio.get_running_loop()
+    pause_s = 0.01
+    while True:
+        try:
+            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+                return await _try_to_connect(address, secret, claims, size)
+        except (OSError, TimeoutError):
+            if time.monotonic() + pause_s >= deadline:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+async def _try_to_connect(
+    address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
+) -> Channel:
+    """Connects to the first address of the name that answers, and authenticates."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for family, kind, proto, _, resolved in found[:-1]:
+        channel = Channel(socket.socket(family, kind, proto), size=size)
+        with contextlib.suppress(OSError):
+            return await _connected(channel, resolved, secret, claims)
+    family, kind, proto, _, resolved = found[-1]
+    channel = Channel(socket.socket(family, kind, proto), size=size)
+    return await _connected(channel, resolved, secret, claims)
+
+
+async def _connected(
+    channel: Channel, resolved: Any, secret: bytes, claims: dict[str, Any]
+) -> Channel:
+    loop = asyncio.get_running_loop()
+    try:
+        # If the client connects to itself (see below), the server must still get the
+        # port.
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await loop.sock_connect(channel.sock, resolved)
+        if connected_to_itself(channel.sock):
+            raise ConnectionRefusedError("nobody listens there")
+        channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await channel.handshake_as_client(secret, claims)
+    except BaseException:
+        channel.close()
+        raise
+    return channel

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from typing import Any
 
 from tfdist.core.rendezvous import auth
-from tfdist.core.rendezvous.address import connected_to_itself, join_address
+from tfdist.core.rendezvous.address import join_address
 from tfdist.core.rendezvous.auth import AuthenticationError
-from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.channel import Channel, connect_channel
 from tfdist.core.rendezvous.errors import RendezvousError, invalid, timeout
 from tfdist.core.rendezvous.store.keys import PURPOSE
 
 _KEYS_A_WAIT = 64
-
-
-async def _try_to_connect(
-    address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
-) -> Channel:
-    """Connects and authenticates."""
-    loop = asyncio.get_running_loop()
-    family, kind, proto, _, resolved = (
-        await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    )[0]
-    channel = Channel(socket.socket(family, kind, proto), size=size)
-    try:
-        # If the client connects to itself (see below), the server must still get the
-        # port.
-        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await loop.sock_connect(channel.sock, resolved)
-        if connected_to_itself(channel.sock):
-            raise ConnectionRefusedError("nobody listens there")
-        channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await channel.handshake_as_client(secret, claims)
-    except BaseException:
-        channel.close()
-        raise
-    return channel
 
 
 async def open_channel(
@@ -48,37 +23,31 @@ async def open_channel(
     deadline: float,
     size: int,
 ) -> Channel:
-    """Connects and authenticates; retries until the server is available.
+    """Connects to the store; see `connect_channel`.
 
-    Also retries the name lookup: a name server may learn the name only at server start.
+    Raises:
+        RendezvousError: there was no server before the deadline, or it refuses.
     """
-    loop = asyncio.get_running_loop()
     where = join_address(*address)
-    pause_s = 0.01
-    while True:
-        try:
-            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                return await _try_to_connect(address, secret, claims, size)
-        except auth.RefusedError as error:
-            raise invalid(
-                f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
-                "all of them again"
-            ) from error
-        except AuthenticationError as error:
-            raise invalid(
-                f"the rendezvous {where} and this rank do not belong together: "
-                f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
-            ) from error
-        except (OSError, TimeoutError) as error:
-            if time.monotonic() + pause_s >= deadline:
-                reason = str(error) or type(error).__name__
-                raise timeout(
-                    f"no rendezvous at {where} within the deadline: {reason}; is the "
-                    "process that serves it (tfdistrun, or rank 0) running there, and "
-                    "does every rank have the job's secret?"
-                ) from error
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.5)
+    try:
+        return await connect_channel(address, secret, claims, deadline, size)
+    except auth.RefusedError as error:
+        raise invalid(
+            f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
+            "all of them again"
+        ) from error
+    except AuthenticationError as error:
+        raise invalid(
+            f"the rendezvous {where} and this rank do not belong together: "
+            f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
+        ) from error
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise timeout(
+            f"no rendezvous at {where} within the deadline: {reason}; is the "
+            "process that serves it (tfdistrun, or rank 0) running there, and "
+            "does every rank have the job's secret?"
+        ) from error
 
 
 class StoreClient:
