@@ -14,7 +14,7 @@ from tfdist.launch.job import Plan
 class Agent:
     """A connection whose state the test sets."""
 
-    def __init__(self, host, ranks, command, number):
+    def __init__(self, host, ranks, connection, number):
         self.host, self.number, self.state = host, number, "connecting"
         self.failure, self.warnings, self.threads = "", [], ""
         self.bound, self.calls = [[0], [1]], []
@@ -40,6 +40,7 @@ class Pool(HostPool):
             plan=plan,
             options=options.parser().parse_args(words),
             name="job",
+            place=None,
             secret=b"",
             shm_bytes=0,
         )
@@ -69,6 +70,7 @@ def pool(monkeypatch):
     for name in agent_job.missed(os.environ, {}):  # tfdistrun warns of these
         monkeypatch.delenv(name)
     monkeypatch.setattr(host_pool.remote, "RemoteHost", Agent)
+    monkeypatch.setattr(host_pool, "SshConnection", lambda *_: None)
     return Pool()
 
 
@@ -195,6 +197,7 @@ def test_this_host_may_be_added_later(pool):
 
 def test_a_connection_that_takes_too_long_is_ended(monkeypatch, capsys):
     monkeypatch.setattr(host_pool.remote, "RemoteHost", Agent)
+    monkeypatch.setattr(host_pool, "SshConnection", lambda *_: None)
     pool = Pool("--host-timeout-s", "0")
     pool.list(localhost=1, a=1)
     pool.poll()

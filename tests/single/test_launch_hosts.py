@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tfdist.core import allocator
 from tfdist.core.rendezvous.address import own_address, route_to
 from tfdist.core.rendezvous.errors import RendezvousError
-from tfdist.launch import agent, agent_job, agent_protocol, hosts, options, remote
+from tfdist.launch import (
+    agent_checks,
+    agent_job,
+    agent_protocol,
+    hosts,
+    options,
+    remote,
+)
 from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
 
 
@@ -252,7 +259,7 @@ def test_a_network_or_interface_is_chosen_for_all_hosts_alike(choice):
 
 def test_the_other_hosts_own_variables_stay_and_stale_ones_go():
     own = {"PATH": "/usr/bin:/bin", "LANG": "C", "TFDIST_RANK": "7"}
-    found = agent.rank_environ(own, {"A": "b"}, "/venv/bin:/bin")
+    found = agent_checks.rank_environ(own, {"A": "b"}, "/venv/bin:/bin")
     assert found == {"PATH": "/venv/bin:/bin:/usr/bin", "LANG": "C", "A": "b"}
 
 
@@ -367,9 +374,9 @@ def checks(tmp_path, **changes):
 )
 def test_what_is_missing_on_a_host_is_told(tmp_path, monkeypatch, changes, says, code):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agent, "_STORE_S", 0.2)
-    with pytest.raises(agent.PrepareError) as caught:
-        agent.prepare(checks(tmp_path, **changes), {"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr(agent_checks, "_STORE_S", 0.2)
+    with pytest.raises(agent_checks.PrepareError) as caught:
+        agent_checks.prepare(checks(tmp_path, **changes), {"PATH": "/usr/bin:/bin"})
     assert says in str(caught.value)
     assert caught.value.code == code
 

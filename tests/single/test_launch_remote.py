@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tfdist.launch import agent_protocol, remote
+from tfdist.launch.connection import SshConnection
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import Signals
 
@@ -44,7 +45,8 @@ def connect(tmp_path):
         program.write_text(AGENT)
         words = [sys.executable, str(program), str(slow_s), str(silence_s)]
         for rank, name in enumerate(["fast", "slow"]):
-            made.append(remote.RemoteHost(Host(name, 1), [rank], words))
+            ssh = SshConnection(words, name, "")
+            made.append(remote.RemoteHost(Host(name, 1), [rank], ssh))
         return made
 
     yield work

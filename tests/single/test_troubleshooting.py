@@ -8,6 +8,7 @@ from tfdist.launch.remote import SSH_COMMAND
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 HOSTS = (ROOT / "docs" / "hosts.md").read_text(encoding="utf-8")
+NODES = (ROOT / "docs" / "hosts-without-ssh.md").read_text(encoding="utf-8")
 
 
 def quotes(page: str) -> list[str]:
@@ -30,8 +31,9 @@ def messages() -> str:
 
 def test_every_heading_quotes_a_message_of_the_code():
     text = messages()
-    assert len(quotes(PAGE)) > 20 and len(quotes(HOSTS)) > 10
-    missing = [q for q in quotes(PAGE) + quotes(HOSTS) if q not in text]
+    assert len(quotes(PAGE)) > 20 and len(quotes(HOSTS)) > 10 and len(quotes(NODES)) > 3
+    found = quotes(PAGE) + quotes(HOSTS) + quotes(NODES)
+    missing = [quote for quote in found if quote not in text]
     assert missing == []
 
 

@@ -2,20 +2,20 @@
 
 `python -m tfdist.launch.agent` is started through ssh. It receives everything through
 its standard input (the secret is not in an argument). It sends the ranks' output and
-exit codes through its standard output (`agent_protocol`). When its input closes,
-because tfdistrun was killed or the connection ended, it ends all processes it has
-started. If nothing arrives for 30 s, not even tfdistrun's sign of life, the connection
-is considered dead. After a signal to the agent itself, the ranks have as much time to
-save as after a signal to tfdistrun. A guard process ends the ranks if the agent itself
-is killed.
+exit codes through its standard output (`agent_protocol`). With `--nnodes`, tfdistrun
+itself is the agent, over a TCP connection (`nodes.join`).
+
+When the connection ends, because tfdistrun was killed or the network failed, the agent
+ends all processes it has started. If nothing arrives for 30 s, not even tfdistrun's
+sign of life, the connection is considered dead. After a signal to the agent itself, the
+ranks have as much time to save as after a signal to tfdistrun. A guard process ends the
+ranks if the agent itself is killed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -25,18 +25,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.core import native
-from tfdist.core.rendezvous.address import split_address
-from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.secret import keep_in_memory
-from tfdist.core.rendezvous.store import StoreClient
 from tfdist.core.term_signal import EXIT_CODE, SAME_SIGNAL_S
 from tfdist.core.version import __version__
-from tfdist.launch import agent_protocol, binding, preflight, processes
+from tfdist.launch import agent_protocol, binding, processes
+from tfdist.launch.agent_checks import PrepareError, prepare, rank_environ
+from tfdist.launch.connection import Connection
 from tfdist.launch.failure_summary import signal_name
 from tfdist.launch.rank_loop import (
     CHILDREN_STEP_S,
     DRAIN_S,
-    READ_BYTES,
     RankLoop,
 )
 from tfdist.launch.signals import ENDING, PASSED_ON, Signals, signal_group
@@ -44,96 +42,10 @@ from tfdist.launch.signals import ENDING, PASSED_ON, Signals, signal_group
 _MOST_WAITING_BYTES = 1 << 20  # for the network; beyond it, the ranks must wait
 _PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2
 _FLUSH_S = 2.0
-_STORE_S = 5.0
 _NO_INPUT = (
     "nothing can be read from its standard input; the command that starts it there "
     "must pass on standard input (docker exec -i, kubectl exec -i)"
 )
-
-
-class PrepareError(Exception):
-    """The ranks cannot be started on this host; `code` is tfdistrun's exit code."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def rank_environ(
-    own: Mapping[str, str], given: Mapping[str, str], path: str
-) -> dict[str, str]:
-    """Returns the environment variables of all ranks of this host.
-
-    Args:
-        own: this host's variables, as ssh provides them.
-        given: variables from tfdistrun, which take precedence. TFDIST_* variables are
-            used only if tfdistrun provides them.
-        path: tfdistrun's PATH, which is put in front of this host's.
-
-    Example:
-        >>> from tfdist.launch import agent
-        >>> agent.rank_environ({"PATH": "/bin", "TFDIST_RANK": "7"}, {"A": "b"}, "/x")
-        {'PATH': '/x:/bin', 'A': 'b'}
-    """
-    kept = {k: v for k, v in own.items() if not k.startswith("TFDIST_")}
-    folders = [*path.split(os.pathsep), *own.get("PATH", "").split(os.pathsep)]
-    kept["PATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
-    return {**kept, **given}
-
-
-def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Changes to the job's folder and checks everything that the ranks will need.
-
-    Returns:
-        Warnings.
-
-    Raises:
-        PrepareError: something is missing on this host.
-    """
-    folder, command = job["cwd"], job["command"][0]
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise PrepareError(
-            f"the working directory {folder} cannot be entered there: "
-            f"{error.strerror}; tfdistrun starts all ranks in its own working "
-            "directory: create it on all hosts, or use a shared file system"
-        ) from None
-    if shutil.which(command, path=environ["PATH"]) is None:
-        raise PrepareError(
-            f"{command}: command not found there (PATH={environ['PATH']}); install the "
-            "same programs on all hosts, or give the path",
-            127,
-        )
-    own = min(int(job["slots"]), int(job["size"]))
-    found = preflight.check(
-        own,
-        shm_bytes=job["shm_bytes"],
-        world=job["size"],
-        served=own,
-        at_start=len(job["ranks"]),
-    )
-    if found.errors:
-        raise PrepareError("; ".join(found.errors))
-    try:
-        asyncio.run(_reach_store(job))
-    except RendezvousError as error:
-        raise PrepareError(
-            f"tfdistrun cannot be reached from there at {job['store']}: "
-            f"{error.message}; choose the network with TFDIST_ADDRESS (an address, a "
-            "network or an interface), and make sure that no firewall blocks it"
-        ) from None
-    return found.warnings
-
-
-async def _reach_store(job: Mapping[str, Any]) -> None:
-    client = await StoreClient.connect(
-        split_address(job["store"]),
-        bytes.fromhex(job["secret"]),
-        deadline=time.monotonic() + _STORE_S,
-        job=job["environ"]["TFDIST_JOB_ID"],
-    )
-    client.close()
 
 
 def _explain(text: str) -> None:
@@ -146,12 +58,12 @@ def _explain(text: str) -> None:
 class _FrameStream:
     """Packs the output of a rank into frames for tfdistrun."""
 
-    frames: bytearray
+    connection: Connection
     kind: bytes
     rank: int
 
     def feed(self, data: bytes) -> None:
-        self.frames += agent_protocol.output(self.kind, self.rank, data)
+        self.connection.send(agent_protocol.output(self.kind, self.rank, data))
 
     def end(self) -> None:
         """Does nothing: tfdistrun does not need to know."""
@@ -161,19 +73,24 @@ class Agent:
     """Runs the ranks of this host as tfdistrun requests.
 
     Args:
-        commands: descriptor from which tfdistrun's messages are read.
-        answers: descriptor to which frames are written.
+        connection: brings tfdistrun's messages, and takes the frames.
+        complete: adds to the description of the job what tfdistrun did not send; None:
+            it has sent everything, through standard input.
     """
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self._commands = commands
-        self._answers = answers
+    def __init__(
+        self,
+        connection: Connection,
+        complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._complete = complete
         self._decoder = agent_protocol.Decoder()
-        self._out = bytearray(agent_protocol.GREETING)
+        self._connection.send(agent_protocol.GREETING)
         self._loop = RankLoop(
             on_exit=self._on_exit,
-            writers=lambda: {self._answers: self._write} if self._out else {},
-            must_pause=lambda: len(self._out) >= _MOST_WAITING_BYTES,
+            writers=lambda: {connection.writing: self._write} if self._waiting else {},
+            must_pause=lambda: self._waiting >= _MOST_WAITING_BYTES,
         )
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
@@ -183,17 +100,23 @@ class Agent:
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun ended the job; else the connection is lost
+        self._code = 0  # exit code of the job
         self._children_end_s = 0.0  # how long children may run when the job is finished
         self._signalled_s = 0.0  # time of a signal that ends this process; 0: none
+        self._signal = 0  # its number
+        self._has_everyone = False  # the same signal was sent to the whole job
         self._silent = False  # tfdistrun did not request the end: the host is lost
+        self._held: list[dict[str, Any]] = []  # ends of ranks in the meantime
         self._ended = False
 
     def run(self) -> int:
-        """Serves until tfdistrun ends the job or is gone."""
-        for fd in (self._commands, self._answers):
-            os.set_blocking(fd, False)
+        """Serves until tfdistrun ends the job or is gone.
+
+        Returns:
+            The exit code of the job; without one, 1, or 128 + N after signal N.
+        """
         try:
-            self._loop.watch(self._commands, self._read)
+            self._loop.watch(self._connection.reading, self._read)
         except PermissionError:  # the descriptor is a file, or /dev/null
             _explain(_NO_INPUT)
             return 1
@@ -213,15 +136,22 @@ class Agent:
                 self._step(time.monotonic() + pause_s)
                 self._run_periodic()
                 self._end_if(self._finished and not self._children_go_on())
-                self._end_if(self._signalled_s > 0 and not self._ranks_save())
+                self._end_if(self._signalled_s > 0 and not self._must_stay())
         finally:
             self._end_all()
         if self._is_orderly:
             # The streams of a rank that was just killed may close before it has ended.
             loop = self._loop
             self._run_while(lambda: bool(loop.streams or loop.running), DRAIN_S)
-            self._run_while(lambda: bool(self._out), _FLUSH_S)
-        return 0 if self._finished else 1
+            self._run_while(lambda: self._waiting > 0, _FLUSH_S)
+        if self._finished:
+            return self._code
+        return 128 + self._signal if self._signal else 1
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether tfdistrun ended the job; otherwise, the connection or a signal."""
+        return self._finished
 
     @property
     def _is_orderly(self) -> bool:
@@ -230,18 +160,23 @@ class Agent:
 
     # ---- the connection ----
 
+    @property
+    def _waiting(self) -> int:
+        """Number of bytes that wait for the network."""
+        return len(self._connection.waiting)
+
     def _say(self, **fields: Any) -> None:
-        self._out += agent_protocol.message(**fields)
+        self._connection.send(agent_protocol.message(**fields))
 
     def _read(self) -> None:
         try:
-            data = os.read(self._commands, READ_BYTES)
+            data = self._connection.receive()
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._heard_s = time.monotonic()
-        if not data and not self._job:
+        if not data and not self._job and self._complete is None:
             _explain(_NO_INPUT)
         try:
             for frame in self._decoder.feed(data):
@@ -264,6 +199,7 @@ class Agent:
             self._kill(message.get("member"))
         elif order == "finish":
             self._finished = True
+            self._code = int(message["code"])
             self._children_end_s = time.monotonic() + float(message["children_s"])
 
     def _on_signals(self, numbers: list[int]) -> None:
@@ -272,9 +208,10 @@ class Agent:
                 self._signal_ranks(number)
             elif not self._signalled_s:
                 _explain(f"ended by {signal_name(number)}")
-                self._signalled_s = time.monotonic()
-                self._say(event="signalled")
-                if self._loop.asked_s is None:  # otherwise tfdistrun has asked
+                self._signalled_s, self._signal = time.monotonic(), number
+                self._say(event="signalled", number=int(number))
+                self._has_everyone = self._loop.asked_s is not None
+                if not self._has_everyone:
                     # In an elastic job, tfdistrun needs the exit codes of its ranks.
                     self._silent = not self._job.get("is_elastic", False)
                     self._signal_ranks(number)
@@ -287,9 +224,25 @@ class Agent:
         elif number not in ENDING:
             self._loop.signal(number)
         elif self._signalled_s and self._loop.is_repeated():
-            self._silent = False  # a batch system has signalled tfdistrun too
+            self._has_everyone = True  # a batch system has signalled tfdistrun too
+            self._silent = False
+            while self._held:
+                self._say(**self._held.pop(0))
         else:
             self._loop.ask_to_end(number)
+
+    def _must_stay(self) -> bool:
+        """Returns whether the agent goes on after a signal.
+
+        As tfdistrun with --nnodes, it waits until the first host ends the job, if that
+        has received the signal too.
+        """
+        if self._complete is not None:
+            if self._has_everyone:
+                return True
+            if time.monotonic() < self._signalled_s + SAME_SIGNAL_S:
+                return True
+        return self._ranks_save()
 
     def _ranks_save(self) -> bool:
         """Returns whether a process that may still save after the signal is running."""
@@ -312,7 +265,7 @@ class Agent:
             self._ended = True
         if now - self._told_s >= agent_protocol.SIGN_OF_LIFE_S:
             self._told_s = now
-            if len(self._out) < _MOST_WAITING_BYTES:
+            if self._waiting < _MOST_WAITING_BYTES:
                 self._say(event="alive")
             self._loop.reap()
             self._say_who_is_stopped()
@@ -326,18 +279,15 @@ class Agent:
 
     def _write(self) -> None:
         try:
-            while self._out:
-                del self._out[: os.write(self._answers, self._out[:READ_BYTES])]
-        except BlockingIOError:
-            return
+            self._connection.flush()
         except OSError:  # the connection is lost
-            self._out.clear()
+            self._connection.waiting.clear()
             self._ended = True
 
     # ---- the ranks ----
 
     def _prepare(self, job: dict[str, Any]) -> None:
-        self._job = job
+        self._job = job = job if self._complete is None else self._complete(job)
         environ = rank_environ(os.environ, job["environ"], job["path"])
         try:
             warnings = prepare(job, environ)
@@ -388,8 +338,8 @@ class Agent:
             processors = binding.of_slot(self._bound, int(told["slot"]))
         self._loop.start(
             member,
-            _FrameStream(self._out, agent_protocol.STDOUT, member),
-            _FrameStream(self._out, agent_protocol.STDERR, member),
+            _FrameStream(self._connection, agent_protocol.STDOUT, member),
+            _FrameStream(self._connection, agent_protocol.STDERR, member),
             command=self._job["command"],
             environ={**self._environ, **told["variables"]},
             terminal_columns=told["terminal_columns"],
@@ -418,14 +368,17 @@ class Agent:
             signal_group(started.process.pid, signal.SIGKILL)
 
     def _on_exit(self, rank: int, code: int) -> None:
-        if not self._silent:
-            self._say(
-                event="end",
-                rank=rank,
-                code=code,
-                time_s=time.monotonic(),
-                memory_bytes=processes.memory_of_children(),
-            )
+        end = {
+            "event": "end",
+            "rank": rank,
+            "code": code,
+            "time_s": time.monotonic(),
+            "memory_bytes": processes.memory_of_children(),
+        }
+        if self._silent:
+            self._held.append(end)
+        else:
+            self._say(**end)
 
     def _say_who_is_stopped(self) -> None:
         if (stopped := self._loop.stopped()) != self._stopped:
@@ -434,7 +387,7 @@ class Agent:
 
     def _end_all(self) -> None:
         """Ends everything that was started on this host."""
-        self._loop.forget(self._commands)  # later messages have no effect
+        self._loop.forget(self._connection.reading)  # later messages have no effect
         if self._guard is None:
             return
         # To tfdistrun, the ranks of a lost connection are lost too.
@@ -450,13 +403,11 @@ def main() -> int:
     os.dup2(2, 1)
     os.set_inheritable(answers, False)
     try:
-        return Agent(0, answers).run()
+        return Agent(Connection(0, answers)).run()
     except (OSError, native.CoreError) as error:
         _explain(str(error))
         return 1
 
-
-__all__ = ["Agent", "PrepareError", "main", "prepare", "rank_environ"]
 
 if __name__ == "__main__":
     sys.exit(main())

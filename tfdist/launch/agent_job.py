@@ -97,15 +97,22 @@ def describe(
         slots: number of the slots among which it divides its processors.
         places: places of the ranks that are started there at once.
     """
-    environ = crossing(os.environ, dict(job.options.env))
-    return {
-        "job_tag": f"{job.name}@{number}",
+    own, exported = dict(os.environ), dict(job.options.env)
+    started = {
         "cwd": working_directory(),
         "command": job.options.command,
-        "environ": {**environ, "TFDIST_JOB_ID": job.name},
-        "path": os.environ.get("PATH", ""),
-        "store": address,
+        "path": own.get("PATH", ""),
         "secret": job.secret.hex(),
+    }
+    if job.place is not None:  # `nodes.join` adds those of its host
+        started = {}
+        for name in ("PYTHONPATH", "TFDIST_ADDRESS"):
+            own.pop(name, None)
+    return {
+        **started,
+        "job_tag": f"{job.name}@{number}",
+        "environ": {**crossing(own, exported), "TFDIST_JOB_ID": job.name},
+        "store": address,
         "size": job.plan.max_size,
         "slots": slots,
         "shm_bytes": job.shm_bytes,

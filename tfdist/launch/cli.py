@@ -18,26 +18,41 @@ from tfdist.core.rendezvous import cluster_variables
 from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.core.rendezvous.placement import Placement
-from tfdist.core.term_signal import EXIT_CODE
 from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
 from tfdist.launch.discovery import DiscoveryError, HostDiscovery
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.host_pool import HostsFailedError
-from tfdist.launch.hosts import Host, HostsError, Slot, mark_local, places, slots_of
+from tfdist.launch.hosts import (
+    Host,
+    HostsError,
+    Slot,
+    mark_local,
+    nodes,
+    places,
+    slots_of,
+)
 from tfdist.launch.job import Job, Plan
+from tfdist.launch.nodes.accept import NodesFailedError
+from tfdist.launch.nodes.join import join
+from tfdist.launch.nodes.place import (
+    NodePlace,
+    node_place,
+    shared_secret,
+    variables_to_remove,
+)
 from tfdist.launch.options import (
     chosen_hosts,
     elastic_error,
+    host_timeout_s,
     parser,
     signal_grace_s,
     without_effect,
 )
+from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import complain
-from tfdist.launch.supervisor import Outcome
 
 _USAGE_ERROR = 2
-_PREEMPTED = (0, -signal.SIGTERM, EXIT_CODE)  # of a rank that has saved
 _TENSORFLOW_BYTES = 200 << 20  # a process with TensorFlow uses at least this much
 
 
@@ -72,12 +87,14 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
     return command
 
 
-def _plan(options: Namespace, discovered: Sequence[Host]) -> Plan:
+def _plan(options: Namespace, others: Sequence[Host], *, can_change: bool) -> Plan:
     """Assigns the ranks to hosts, and the processors of this host to its ranks.
 
     Args:
         options: options of the command line.
-        discovered: the hosts that the discovery script lists; empty without a script.
+        others: the hosts that the discovery script lists, or those of --nnodes; empty
+            without these options.
+        can_change: whether hosts may be added while the job runs.
 
     Raises:
         SystemExit: with code 2.
@@ -87,7 +104,7 @@ def _plan(options: Namespace, discovered: Sequence[Host]) -> Plan:
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        hosts = list(discovered) or hosts
+        hosts = list(others) or hosts
         ranks = places(hosts, options.size)
         slots = [Slot(place.host, place.local_rank) for place in ranks]
         if options.min_size is not None:
@@ -97,7 +114,7 @@ def _plan(options: Namespace, discovered: Sequence[Host]) -> Plan:
             for number, host in enumerate(hosts)
             if host.is_local
         }
-        return Plan(hosts, ranks, most, slots, bound, can_get_hosts=bool(discovered))
+        return Plan(hosts, ranks, most, slots, bound, can_get_hosts=can_change)
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
@@ -155,6 +172,49 @@ def _slots_error(options: Namespace, slots: int) -> str | None:
     )
 
 
+def _node_place(options: Namespace) -> NodePlace | None:
+    """Returns the place of this host among those of --nnodes; None without.
+
+    Removes the variables of a launcher that has numbered the hosts.
+
+    Raises:
+        SystemExit: with code 2.
+    """
+    try:
+        place = node_place(options, os.environ)
+        if place is not None:
+            for name in variables_to_remove(os.environ):
+                del os.environ[name]
+    except native.CoreError as error:
+        complain(error.message)
+        raise SystemExit(_USAGE_ERROR) from None
+    return place
+
+
+def _join(options: Namespace, place: NodePlace) -> int:
+    """Runs the ranks of this host, which is not the first one of --nnodes."""
+    environ = dict(options.env)
+    if options.horovod:
+        _prepare_horovod(options)
+        environ["PYTHONPATH"] = dict(options.env)["PYTHONPATH"]
+    # If the command is not found, the agent reports it to the first host.
+    options.command = _checked_command(options.command, here=False)
+    try:
+        if native.LIBRARY_PATH.is_file():
+            native.config()  # checks the variables
+        options.signal_grace_s = signal_grace_s(options, os.environ)
+        secret = shared_secret(os.environ)
+        return join(options, place, secret, environ, host_timeout_s(options))
+    except native.CoreError as error:
+        complain(error.message)
+        return _USAGE_ERROR
+    except OSError as error:
+        complain(f"cannot start the ranks, or watch them: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
 def _check_working_folder() -> None:
     """Raises SystemExit(2) if the working directory was deleted."""
     try:
@@ -209,8 +269,8 @@ def _check_machine(plan: Plan) -> int:
             raise native.CoreError(
                 native.INVALID_ARGUMENT,
                 f"this is already rank {outer.rank} of {outer.size} "
-                f"({outer.variables}); start tfdistrun once, outside of it, or unset "
-                "these variables",
+                f"({outer.variables}); start tfdistrun once, outside of it, or on each "
+                "host with --nnodes, or unset these variables",
             )
         shm_bytes = 0
         if native.LIBRARY_PATH.is_file():
@@ -244,8 +304,9 @@ def _check_hosts(plan: Plan, outer: Placement) -> None:
     raise native.CoreError(
         native.INVALID_ARGUMENT,
         f"the platform started this on host {outer.rank} of {outer.size} "
-        f"({outer.variables}), and would train separately on each; start tfdistrun on "
-        "the first host only, with all hosts in -H, or unset these variables",
+        f"({outer.variables}), and would train separately on each; add --nnodes "
+        f"{outer.size} on all hosts, start tfdistrun on the first host only, with all "
+        "hosts in -H, or unset these variables",
     )
 
 
@@ -264,35 +325,27 @@ def _warn_if_alone(outcome: Outcome) -> None:
 
 def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
     """Explains a failure; returns the exit code of tfdistrun."""
-    ends = outcome.ends
-    if outcome.is_preempted:
-        ends = [end for end in ends if end.code not in _PREEMPTED]
-    first = failure_summary.first_failure(ends)
+    first = outcome.first_failure
     if outcome.is_preempted and first is None:
         complain(
             "preempted before the last step: start the job again, from a checkpoint if "
             f"the program has saved one; output: {folder}"
         )
-        return EXIT_CODE
-    if outcome.signal is not None:
+    elif outcome.signal is not None:
         name = failure_summary.signal_name(outcome.signal)
         complain(f"ended by {name}; output: {folder}")
-        forwarded = (0, -outcome.signal, 128 + outcome.signal)
-        if first is None or first.code in forwarded:
-            clean = outcome.ends and all(end.code == 0 for end in outcome.ends)
-            return 0 if clean else 128 + outcome.signal
-    if first is None:
+    elif first is None:
         _warn_if_alone(outcome)
-        return 0
-    complain(
-        *failure_summary.explain(
-            first,
-            outcome.ends,
-            started_s=started_s,
-            log=folder / f"rank-{first.rank}.log",
+    if first is not None:
+        complain(
+            *failure_summary.explain(
+                first,
+                outcome.ends,
+                started_s=started_s,
+                log=folder / f"rank-{first.rank}.log",
+            )
         )
-    )
-    return failure_summary.exit_code(first, ends)
+    return outcome.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -305,8 +358,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong := elastic_error(options):
         complain(wrong)
         return _USAGE_ERROR
-    discovery, discovered = _discover(options)
-    plan = _plan(options, discovered)
+    place = _node_place(options)
+    if place is not None and place.rank > 0:
+        return _join(options, place)
+    discovery, hosts = _discover(options)
+    if place is not None:
+        hosts = nodes(place.count, options.size)
+    plan = _plan(options, hosts, can_change=discovery is not None)
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local_hosts))
@@ -327,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USAGE_ERROR
     try:
         with output.reserved(folder):
-            outcome = Job(options, plan, folder, shm_bytes, discovery).run()
+            outcome = Job(options, plan, folder, shm_bytes, discovery, place).run()
     except output.FolderInUseError:
         complain(
             f"another running tfdistrun writes its output to {folder}; choose "
@@ -336,6 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USAGE_ERROR
     except HostsFailedError as error:
         complain(*error.lines)
+        return error.code
+    except NodesFailedError as error:
+        complain(str(error))
         return error.code
     except native.CoreError as error:
         complain(error.message)

@@ -8,11 +8,14 @@ agent is ready.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfdist.launch import agent_job, binding, remote
+from tfdist.launch.connection import AgentConnection, SshConnection
 from tfdist.launch.hosts import Host, Place, Slot
 from tfdist.launch.options import host_timeout_s, ssh_command
 from tfdist.launch.output import complain
@@ -20,6 +23,7 @@ from tfdist.launch.slots import Slots
 
 if TYPE_CHECKING:
     from tfdist.launch.job import Job
+    from tfdist.launch.nodes.accept import Nodes
     from tfdist.launch.signals import Signals
     from tfdist.launch.supervisor import Supervisor
 
@@ -44,6 +48,7 @@ class HostPool:
     Args:
         job: the job.
         address: address of the store.
+        nodes: the other hosts of --nnodes, which have connected; None without.
 
     Attributes:
         hosts: all hosts that the job has had, by number.
@@ -52,11 +57,16 @@ class HostPool:
         slots: the slots of the hosts, and the slot of each process.
     """
 
-    def __init__(self, job: Job, address: str) -> None:
+    def __init__(self, job: Job, address: str, nodes: Nodes | None = None) -> None:
         self._job = job
         self._address = address
+        self._nodes = nodes
         self._supervisor: Supervisor | None = None
-        self.hosts = list(job.plan.hosts)
+        names = {} if nodes is None else nodes.names
+        self.hosts = [
+            replace(host, name=names.get(number, host.name))
+            for number, host in enumerate(job.plan.hosts)
+        ]
         self.agents: dict[int, remote.RemoteHost] = {}
         self.connections: list[remote.RemoteHost] = []
         self.slots = Slots(job.plan.slots, least=job.options.min_size or 0)
@@ -85,7 +95,10 @@ class HostPool:
             return None
         signal = remote.prepare_all(agents, signals, timeout_s=limit_s)
         failed = [one for one in agents if one.failure]
-        if failed and signal is None:
+        if signal is not None:
+            self._end_all(128 + signal)
+        elif failed:
+            self._end_all(failed[0].failure_code)
             lines = [
                 line
                 for one in failed
@@ -95,6 +108,11 @@ class HostPool:
         for number in self.agents:
             self._note_ready(number)
         return signal
+
+    def _end_all(self, code: int) -> None:
+        """Ends all agents, before the job has started."""
+        for agent in self.agents.values():
+            agent.kill(code)
 
     def report_bindings(self) -> None:
         """Prints the processors of all slots, if the user wants to know them."""
@@ -107,7 +125,7 @@ class HostPool:
         self._supervisor = supervisor
 
     def _connect(self, number: int, slots: int, places: Sequence[Place] = ()) -> None:
-        """Starts the agent of a host.
+        """Connects to the agent of a host.
 
         Raises:
             OSError: no process or descriptor is available.
@@ -115,11 +133,16 @@ class HostPool:
         description = agent_job.describe(
             self._job, self._address, number=number, slots=slots, places=places
         )
-        ranks = [place.rank for place in places]
-        command = ssh_command(self._job.options)
-        agent = remote.RemoteHost(self.hosts[number], ranks, command, number)
-        if not self.connections:
-            self._warn_of_variables()
+        host, ranks = self.hosts[number], [place.rank for place in places]
+        connection: AgentConnection
+        if self._nodes is not None:
+            connection = self._nodes.connections[number]
+        else:
+            line = remote.remote_line(sys.executable, os.environ.get("PYTHONPATH"))
+            connection = SshConnection(ssh_command(self._job.options), host.name, line)
+            if not self.connections:
+                self._warn_of_variables()
+        agent = remote.RemoteHost(host, ranks, connection, number)
         self.connections.append(agent)
         self.agents[number] = agent
         agent.prepare(description)

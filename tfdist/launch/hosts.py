@@ -250,6 +250,22 @@ def mark_local(found: Sequence[Host]) -> list[Host]:
     return list(merged.values())
 
 
+def nodes(count: int, size: int) -> list[Host]:
+    """Returns the hosts of --nnodes, of which this one is the first.
+
+    Args:
+        count: number of hosts.
+        size: number of ranks on all hosts together, a multiple of `count`.
+
+    Example:
+        >>> from tfdist.launch import hosts
+        >>> [(host.name, host.slots) for host in hosts.nodes(2, 4)]
+        [('localhost', 2), ('node 1', 2)]
+    """
+    others = [Host(f"node {number}", size // count) for number in range(1, count)]
+    return [Host("localhost", size // count, is_local=True), *others]
+
+
 def places(found: Sequence[Host], size: int) -> list[Place]:
     """Assigns `size` ranks to the hosts: each host is filled before the next.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tfdist.core.rendezvous import auth, renewal
 from tfdist.core.rendezvous.address import own_address, route_to
+from tfdist.core.rendezvous.connect import checked_address
 from tfdist.core.rendezvous.environment import LAUNCHER_JOB
 from tfdist.core.rendezvous.errors import invalid
 from tfdist.core.rendezvous.failure_report import PREFIX
@@ -28,11 +29,14 @@ from tfdist.launch.horovod import mode
 from tfdist.launch.host_pool import HostPool
 from tfdist.launch.hosts import Host, Place, Slot
 from tfdist.launch.membership import Membership
-from tfdist.launch.options import DEFAULT_RESTARTS
+from tfdist.launch.nodes.accept import Nodes, accept_nodes
+from tfdist.launch.nodes.place import NodePlace, job_secret, shared_secret
+from tfdist.launch.options import DEFAULT_RESTARTS, host_timeout_s
+from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import complain
 from tfdist.launch.rank_starter import RankStarter
 from tfdist.launch.signals import Signals
-from tfdist.launch.supervisor import Outcome, Supervisor
+from tfdist.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import RemoteHost
@@ -70,7 +74,7 @@ class Plan:
 
     @property
     def remote(self) -> list[int]:
-        """Hosts whose ranks are started through ssh."""
+        """Hosts whose ranks are started by an agent."""
         return [host for host in self.used if not self.hosts[host].is_local]
 
     @property
@@ -84,8 +88,13 @@ class Plan:
         return [p for p in self.places if self.hosts[p.host].is_local]
 
 
-def store_host(plan: Plan, environ: Mapping[str, str]) -> str:
+def store_host(plan: Plan, environ: Mapping[str, str], reached: str = "") -> str:
     """Returns an address for the store that all hosts of the job can reach.
+
+    Args:
+        plan: assignment of ranks to hosts.
+        environ: environment variables.
+        reached: an address that all other hosts have reached; "" if there is none.
 
     Raises:
         RendezvousError: there is no such address.
@@ -94,6 +103,8 @@ def store_host(plan: Plan, environ: Mapping[str, str]) -> str:
         return "127.0.0.1"
     if choice := environ.get("TFDIST_ADDRESS"):
         return own_address(choice)  # the agents report if it does not work
+    if reached:
+        return reached
     names = [plan.hosts[host].address for host in plan.remote[:8]]
     ways = (route_to(name) for name in names)
     # If only ssh knows a name, use the default route (to an address for documentation).
@@ -166,6 +177,10 @@ class Job:
             TCP.
         discovery: finds out how many ranks an elastic job may have; None: as many as
             the plan has.
+        place: place of this host among those of --nnodes; None without.
+
+    Raises:
+        RendezvousError: the hosts of --nnodes have no common secret.
     """
 
     def __init__(
@@ -175,13 +190,18 @@ class Job:
         folder: Path,
         shm_bytes: int,
         discovery: HostDiscovery | None = None,
+        place: NodePlace | None = None,
     ) -> None:
         self.options = options
         self.plan = plan
         self.folder = folder
         self.shm_bytes = shm_bytes
         self.name = f"{LAUNCHER_JOB}{os.getpid()}:{secrets.token_hex(8)}"
+        self.place = place
+        self._shared = b"" if place is None else shared_secret(os.environ)
         self.secret = auth.new_secret()
+        if place is not None:
+            self.secret = job_secret(self._shared, self.name)
         self.streams = _Streams.own()
         self.receiver = Receiver() if options.min_size is not None else None
         self._discovery = discovery
@@ -191,6 +211,7 @@ class Job:
 
         Raises:
             HostsFailedError: ranks cannot be started on a host; none was started.
+            NodesFailedError: a host of --nnodes is missing, or has other options.
             RendezvousError: there is no address for the store.
             OSError: no process or descriptor is available.
         """
@@ -199,8 +220,12 @@ class Job:
         guard = processes.Guard(self.name)
         try:
             with contextlib.ExitStack() as stack:
-                store, path = stack.enter_context(self._store())
-                pool = HostPool(self, store.address)
+                nodes = self._accept_nodes(signals)
+                if isinstance(nodes, int):
+                    return Outcome(signal=nodes)
+                reached = "" if nodes is None else nodes.address
+                store, path = stack.enter_context(self._store(reached))
+                pool = HostPool(self, store.address, nodes)
                 stack.callback(_close_all, pool.connections)
                 number = pool.connect_all(signals)
                 if number is not None:
@@ -236,10 +261,18 @@ class Job:
             if left:
                 complain(f"these processes could not be ended: {left}")
 
+    def _accept_nodes(self, signals: Signals) -> Nodes | int | None:
+        """Waits for the other hosts of --nnodes, or a signal."""
+        if self.place is None:
+            return None
+        checked_address(os.environ)  # before the others are awaited
+        limit_s = host_timeout_s(self.options)
+        return accept_nodes(self.options, self.place, self._shared, signals, limit_s)
+
     @contextlib.contextmanager
-    def _store(self) -> Iterator[tuple[StoreThread, str]]:
+    def _store(self, reached: str) -> Iterator[tuple[StoreThread, str]]:
         """Runs the job's store; yields it, and the secret's place for this host."""
-        host = store_host(self.plan, os.environ)
+        host = store_host(self.plan, os.environ, reached)
         fd, path = keep_in_memory(self.secret)
         try:
             store = StoreThread(

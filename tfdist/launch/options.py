@@ -26,6 +26,7 @@ examples:
   tfdistrun -np 2 python train.py --epochs 3
   tfdistrun -np 4 --env TF_CPP_MIN_LOG_LEVEL=2 python train.py
   tfdistrun -np 4 -H host1:2,host2:2 python train.py
+  tfdistrun -np 4 --nnodes 2 --node-rank 0 --rdzv host1:29400 python train.py
   tfdistrun --horovod -np 2 train_with_horovod.py
 
 The ranks have no standard input. If the standard output of tfdistrun is a terminal, the
@@ -45,16 +46,22 @@ step, and the others continue. See docs/preemption.md.
 
 Ranks on other hosts are started through ssh, which must work without a password, in the
 same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
-them; for other environment variables, use -x. See docs/hosts.md."""
+them; for other environment variables, use -x. With --nnodes, you or a batch system
+start tfdistrun on every host, without ssh. See docs/hosts.md and
+docs/hosts-without-ssh.md."""
 _HOST_TIMEOUT_S = 30.0
+_NODES_TIMEOUT_S = 300.0  # a batch system may start them at different times
 DEFAULT_RESTARTS = 10
 _FOREIGN = {
     ("-genv", "-env"): "to set a variable for all ranks, use -x NAME=VALUE",
-    ("--nproc_per_node", "--nproc-per-node"): "the number of ranks is -np N",
-    ("--nnodes", "--node_rank", "--node-rank", "--master_addr", "--master_port"): (
-        "tfdistrun is started once and starts the ranks of all hosts: "
-        "-H host1:2,host2:2"
+    ("--nproc_per_node", "--nproc-per-node"): (
+        "-np N is the number of ranks on all hosts together"
     ),
+    (
+        *("--master_addr", "--master-addr", "--master_port", "--master-port"),
+        *("--rdzv-endpoint", "--rdzv_endpoint"),
+    ): "an address of the first host, and a port, are --rdzv HOST:PORT",
+    ("--rdzv-backend", "--rdzv_backend", "--rdzv-id", "--rdzv_id"): "leave it out",
     ("--oversubscribe", "--allow-run-as-root", "--map-by"): (
         "this is an option of Open MPI's mpirun, which tfdistrun does not need"
     ),
@@ -173,7 +180,8 @@ def ssh_command(options: argparse.Namespace) -> list[str]:
 def host_timeout_s(options: argparse.Namespace) -> float:
     """Returns the seconds for all hosts to be ready: --host-timeout-s or default."""
     given = options.host_timeout_s
-    return _HOST_TIMEOUT_S if given is None else float(given)
+    default_s = _HOST_TIMEOUT_S if options.nodes is None else _NODES_TIMEOUT_S
+    return default_s if given is None else float(given)
 
 
 def without_effect(options: argparse.Namespace) -> list[str]:
@@ -271,7 +279,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tfdist {__version__}")
     adders = (
-        *(_add_ranks, _add_hosts, _add_output, _add_limits),
+        *(_add_ranks, _add_hosts, _add_nodes, _add_output, _add_limits),
         *(_add_elastic, _add_binding),
     )
     for add in adders:
@@ -449,5 +457,34 @@ def _add_hosts(made: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="S",
         help="seconds within which every host must be ready to start its ranks "
-        f"(default: {_HOST_TIMEOUT_S:g})",
+        f"(default: {_HOST_TIMEOUT_S:g}, with --nnodes {_NODES_TIMEOUT_S:g})",
+    )
+
+
+def _add_nodes(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--nnodes",
+        dest="nodes",
+        type=_count,
+        metavar="N",
+        help="number of hosts; tfdistrun is started on each, with the same options. "
+        "-np is the number of ranks on all of them together. TFDIST_SECRET_FILE has to "
+        "name a file with the same 32 random bytes on every host. The host with "
+        "--node-rank 0 shows and saves the output of all ranks",
+    )
+    made.add_argument(
+        "--node-rank",
+        "--node_rank",
+        type=_number_of_processes,
+        metavar="K",
+        help="with --nnodes: number of this host, 0 on the first one (default: what a "
+        "launcher has set, such as PET_NODE_RANK, SLURM_PROCID, RANK or "
+        "JOB_COMPLETION_INDEX)",
+    )
+    made.add_argument(
+        "--rdzv",
+        metavar="HOST:PORT",
+        help="with --nnodes: an address of the host with --node-rank 0 that the others "
+        "can reach, and a port that is free there (default: what a launcher has set, "
+        "such as MASTER_ADDR and MASTER_PORT, or TFDIST_RENDEZVOUS)",
     )

@@ -1,8 +1,8 @@
-"""Ranks on another host: starts the agent there, and communicates with it.
+"""Ranks on another host: communicates with the agent there.
 
-There is one connection per host: COMMAND HOST LINE, by default with ssh. The line for
-the remote shell only starts `agent`, so that there is little to quote; the job is sent
-through standard input.
+There is one connection per host (`connection`). With ssh, the line for the remote shell
+only starts `agent`, so that there is little to quote; the job is sent through standard
+input.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import selectors
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -21,6 +19,8 @@ from typing import Any
 
 from tfdist.core.version import __version__
 from tfdist.launch import agent_protocol
+from tfdist.launch.connection import AgentConnection
+from tfdist.launch.failure_summary import signal_name
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import PASSED_ON, Signals
 
@@ -30,9 +30,8 @@ SSH_COMMAND = (
     "ssh -x -T -o BatchMode=yes -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 )
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
 _SAID_LINES = 10
-_EXIT_S = 0.5
 KILL_LIMIT_S = 5.0  # for an agent to confirm that it has killed a rank
 KILL_MIN_S = 1.0  # the same, if the agent has been silent for KILL_LIMIT_S
 _ROUND_S = 1.0
@@ -107,16 +106,21 @@ class RemoteHost:
     In an elastic job, `rank` is the member number of a process.
 
     Args:
-        host: the host; its `name` is passed to the command.
+        host: the host.
         ranks: ranks to start there.
-        command: program and arguments that run a line on another host.
+        connection: the connection to the agent.
         number: number of the host in the job.
     """
 
     def __init__(
-        self, host: Host, ranks: Sequence[int], command: list[str], number: int = 0
+        self,
+        host: Host,
+        ranks: Sequence[int],
+        connection: AgentConnection,
+        number: int = 0,
     ) -> None:
         self.host = host
+        self.connection = connection
         self.ranks = list(ranks)
         self.number = number
         self.state = "connecting"  # then "greeted", "ready", "running", "closed"
@@ -138,29 +142,15 @@ class RemoteHost:
         self._save_ends_s = 0.0  # in the future while a signal ends the agent
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = agent_protocol.Decoder(agent_protocol.GREETING)
-        self._out = bytearray()
         self._heard_s = time.monotonic()
         self._told_s = time.monotonic()
-        line = remote_line(sys.executable, os.environ.get("PYTHONPATH"))
-        self.process = subprocess.Popen(
-            [*command, host.name, line],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is passed on as a message
-            bufsize=0,
-        )
-        self.stdin, self.stdout, self.stderr = (
-            _descriptor(pipe)
-            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr)
-        )
 
     # ---- to the agent ----
 
     def send(self, **fields: Any) -> None:
         """Queues a message."""
         if self.state != "closed":
-            self._out += agent_protocol.message(**fields)
+            self.connection.send(agent_protocol.message(**fields))
             self._told_s = time.monotonic()
             self.write()
 
@@ -189,31 +179,29 @@ class RemoteHost:
             self._kills_s[rank] = time.monotonic()
             self.send(do="kill", member=rank)
 
-    def finish(self, children_s: float = 0.0) -> None:
+    def finish(self, children_s: float = 0.0, code: int = 0) -> None:
         """Lets the agent end all processes, and then itself.
 
         Args:
             children_s: seconds that children of the ranks may still run.
+            code: exit code of the job.
         """
         self._is_finishing = True
-        self.send(do="finish", children_s=children_s)
+        self.send(do="finish", children_s=children_s, code=code)
 
     @property
     def wants_write(self) -> bool:
-        """Whether data is waiting to be written to the pipe."""
-        return bool(self._out) and self.state != "closed"
+        """Whether data is waiting to be written."""
+        return bool(self.connection.waiting) and self.state != "closed"
 
     def write(self) -> None:
         """Writes waiting data; a broken connection is noticed when reading."""
         if self.state == "closed":
             return
         try:
-            while self._out:
-                del self._out[: os.write(self.stdin, self._out[:_READ_BYTES])]
-        except BlockingIOError:
-            return
+            self.connection.flush()
         except OSError:
-            self._out.clear()
+            self.connection.waiting.clear()
 
     @property
     def saves(self) -> bool:
@@ -230,7 +218,7 @@ class RemoteHost:
         now = time.monotonic()
         if self.state == "closed":
             return []
-        if now - self._told_s >= agent_protocol.SIGN_OF_LIFE_S and not self._out:
+        if now - self._told_s >= agent_protocol.SIGN_OF_LIFE_S and not self.wants_write:
             self.send(do="ping")
         if self.state == "running" and now - self._heard_s > agent_protocol.SILENCE_S:
             return self.close(
@@ -254,9 +242,12 @@ class RemoteHost:
     def read(self) -> list[Event]:
         """Returns what the agent has sent: output, and starts and ends of ranks."""
         try:
-            data = os.read(self.stdout, _READ_BYTES)
+            data = self.connection.receive()
         except BlockingIOError:
             return []
+        except OSError as error:
+            why = self._end_reason or f"its connection broke: {error}"
+            return list(self.close(why))
         if not data:
             return list(self.close())
         self._heard_s = time.monotonic()
@@ -296,6 +287,9 @@ class RemoteHost:
         elif event == "signalled":
             self._save_ends_s = time.monotonic() + self._job["signal_grace_s"]
             self.is_leaving = True
+            if self.connection.errors is None:  # otherwise the agent says so there
+                name = signal_name(int(message["number"]))
+                self._end_reason = f"tfdistrun was ended by {name} there"
         elif event == "started":
             return [Started(int(message["rank"]), int(message["pid"]))]
         elif event == "stopped":
@@ -311,9 +305,11 @@ class RemoteHost:
         return []
 
     def read_said(self) -> list[str]:
-        """Returns lines from standard error, such as ssh's messages."""
+        """Returns lines from the command's standard error, such as ssh's messages."""
+        if self.connection.errors is None:
+            return []
         try:
-            data = os.read(self.stderr, _READ_BYTES)
+            data = os.read(self.connection.errors, _READ_BYTES)
         except BlockingIOError:
             return []
         lines = data.decode("utf-8", "replace").splitlines()
@@ -326,22 +322,12 @@ class RemoteHost:
         """Closes the connection; its ranks that have not ended are lost."""
         if self.state == "closed":
             return []
-        try:
-            code: int | None = self.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
-            self.process.kill()
-            self.process.wait(2.0)
+        how = self.connection.wait()
         self.read_said()
         started = self.state == "running"
         self.state = "closed"
-        for fd in (self.stdin, self.stdout, self.stderr):
-            os.close(fd)
-        why = why or self._end_reason
-        if not why:
-            why = "its connection ended"
-            if code is not None:
-                why += f" with exit code {code}" if code >= 0 else f" by signal {-code}"
+        self.connection.close()
+        why = why or self._end_reason or f"its connection ended{how}"
         why += self._what_it_said()
         if not started and not self.failure:
             self.failure = f"tfdist could not be started there: {why}"
@@ -365,22 +351,21 @@ class RemoteHost:
         return text
 
     def time_out(self, limit_s: float) -> None:
-        """Ends a command that connects too long; the connection then ends, too."""
+        """Ends a connection whose agent takes too long to be ready."""
         self._end_reason = f"no answer within {limit_s:g} s (--host-timeout-s)"
-        self.process.send_signal(signal.SIGTERM)  # ssh reports what it waits for
+        self.connection.interrupt()
 
-    def kill(self) -> None:
-        """Ends the command; the agent then ends the ranks."""
-        if self.state != "closed":
-            self.process.kill()
+    def kill(self, code: int = 1) -> None:
+        """Ends the connection; the agent then ends the ranks.
 
-
-def _descriptor(pipe: Any) -> int:
-    """Returns a duplicate descriptor, which the Popen object does not close."""
-    fd = os.dup(pipe.fileno())
-    pipe.close()
-    os.set_blocking(fd, False)
-    return fd
+        Args:
+            code: exit code of the job, for a tfdistrun that is the agent.
+        """
+        if self.state == "closed":
+            return
+        if self.connection.errors is None and not self._is_finishing:
+            self.finish(code=code)
+        self.connection.kill()
 
 
 def prepare_all(
@@ -403,11 +388,13 @@ def prepare_all(
     selector = selectors.DefaultSelector()
     try:
         for remote in remotes:
+            own = remote.connection
             for fd, act in (
-                (remote.stdout, remote.read),
-                (remote.stderr, remote.read_said),
+                (own.reading, remote.read),
+                (own.errors, remote.read_said),
             ):
-                selector.register(fd, selectors.EVENT_READ, (remote, act))
+                if fd is not None:
+                    selector.register(fd, selectors.EVENT_READ, (remote, act))
         selector.register(signals, selectors.EVENT_READ)
         waiting = list(remotes)
         while waiting:
@@ -419,9 +406,10 @@ def prepare_all(
                 return None
             for remote in remotes:  # hosts that are ready wait for the others
                 remote.run_periodic()
-                if remote.wants_write and remote.stdin not in selector.get_map():
+                fd = remote.connection.writing
+                if remote.wants_write and fd not in selector.get_map():
                     waits = (remote, remote.write)
-                    selector.register(remote.stdin, selectors.EVENT_WRITE, waits)
+                    selector.register(fd, selectors.EVENT_WRITE, waits)
             _round(selector, min(left_s, _ROUND_S))
             # A user's signal has no receiver yet, and does not end the job.
             if numbers := [n for n in signals.take() if n not in PASSED_ON]:
@@ -444,13 +432,14 @@ def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
         if remote.state == "closed":
             continue
         found = act()
+        own = remote.connection
         done = {
-            remote.stdin: not remote.wants_write,
-            remote.stderr: not found,  # end of stderr: the command is about to end
+            own.writing: not remote.wants_write,
+            own.errors: not found,  # end of stderr: the command is about to end
         }
-        for fd in (remote.stdin, remote.stdout, remote.stderr):
+        for fd in (own.writing, own.reading, own.errors):
             over = remote.state == "closed" or (fd == key.fd and done.get(fd, False))
-            if over and fd in selector.get_map():
+            if over and fd is not None and fd in selector.get_map():
                 selector.unregister(fd)
 
 

@@ -11,12 +11,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfdist.core.rendezvous.errors import numbers
 from tfdist.launch import agent_protocol, processes
 from tfdist.launch.failure_summary import RankEnd, describe_code
+from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import (
     RankOutput,
     Screen,
@@ -36,6 +36,7 @@ from tfdist.launch.remote import End, Started
 from tfdist.launch.signals import PASSED_ON, Signals, signal_group
 
 if TYPE_CHECKING:
+    from tfdist.launch.connection import AgentConnection
     from tfdist.launch.elastic import ElasticJob
     from tfdist.launch.remote import RemoteHost
 
@@ -50,28 +51,6 @@ class _Phase(enum.Enum):
     SIGNALLED = "the user ends the job; the ranks may finish their work"
     TERMINATING = "SIGTERM was sent"
     KILLING = "SIGKILL was sent"
-
-
-@dataclass
-class Outcome:
-    """How the job ended.
-
-    Attributes:
-        ends: one entry per rank, in the order of their ends. Of an elastic job,
-            without the ranks that have left the job, or were lost before the last
-            generation was formed.
-        is_preempted: whether an elastic job ended before its last step, so that its
-            ranks could save their state and the job can be started again.
-        signal: the first signal that this process received; None for none.
-        joined: whether a rank has called `tfdist.init()`.
-        memory_bytes: peak memory of a rank's process.
-    """
-
-    ends: list[RankEnd] = field(default_factory=list)
-    signal: int | None = None
-    is_preempted: bool = False
-    joined: bool = False
-    memory_bytes: int = 0
 
 
 class Supervisor:
@@ -102,7 +81,7 @@ class Supervisor:
         self._elastic = elastic
         self._loop = RankLoop(
             on_exit=lambda rank, code: self._ended(rank, code, time.monotonic()),
-            writers=lambda: {r.stdin: r.write for r in self._remotes if r.wants_write},
+            writers=self._writers,
             must_pause=lambda: any(s.full and not s.drops for s in self._sinks),
         )
         self._loop.guard_with(guard)
@@ -200,9 +179,17 @@ class Supervisor:
     def add_remote(self, remote: RemoteHost) -> None:
         """Watches one more host; call `add_remote_rank` for its ranks before."""
         self._remotes.append(remote)
-        self._loop.excluded_pids.add(remote.process.pid)
-        self._loop.watch_source(remote.stdout, lambda: self._on_remote(remote))
-        self._loop.watch(remote.stderr, lambda: self._on_said(remote))
+        own = remote.connection
+        self._loop.watch_source(own.reading, lambda: self._on_remote(remote))
+        if own.errors is not None:
+            self._loop.watch(own.errors, lambda: self._on_said(remote))
+        if own.pid is not None:
+            self._loop.excluded_pids.add(own.pid)
+
+    def _writers(self) -> dict[int, Callable[[], None]]:
+        """Returns what writes to the hosts for which data is waiting."""
+        waiting = (remote for remote in self._remotes if remote.wants_write)
+        return {remote.connection.writing: remote.write for remote in waiting}
 
     def close_remote(self, remote: RemoteHost) -> None:
         """Closes the connection to a host, if it is open."""
@@ -240,12 +227,15 @@ class Supervisor:
             self._check_sinks()
             self._run_periodic()
         self._run_while(lambda: bool(loop.streams), DRAIN_S)
+        self._conclude()
         self._finish_remotes()
         loop.end_leftovers(self._step)
         self._end_streams()
         self._flush()
         loop.close()
-        self._add_reports()
+        self._conclude()  # again: children of the ranks may have failed in between
+        for end, output in self._ends:
+            self._add_output(end, output)
         for output in self._outputs.values():
             output.close()
         return self._outcome
@@ -354,9 +344,7 @@ class Supervisor:
     def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
         """Handles the ends of ranks, and the end of a connection that was open."""
         if remote.state == "closed":  # first, since new processes reuse descriptors
-            self._loop.forget(remote.stdout)
-            self._loop.forget(remote.stderr)
-            self._loop.excluded_pids.discard(remote.process.pid)
+            self._forget(remote.connection)
         is_leaving = remote.is_leaving and remote.state == "running"
         is_lost = is_leaving or bool(remote.lost)
         is_running = bool(self._running) and self._is_elastic_now()
@@ -373,8 +361,16 @@ class Supervisor:
         # Until it runs, they are part of the message if it fails.
         for line in lines if remote.state == "running" else ():
             self._stderr.print(f"[{remote.host.name}] {line}".encode())
-        if not lines:
-            self._loop.forget(remote.stderr)
+        if not lines and remote.connection.errors is not None:
+            self._loop.forget(remote.connection.errors)
+
+    def _forget(self, closed: AgentConnection) -> None:
+        """Stops to watch a connection that was closed."""
+        self._loop.forget(closed.reading)
+        if closed.errors is not None:
+            self._loop.forget(closed.errors)
+        if closed.pid is not None:
+            self._loop.excluded_pids.discard(closed.pid)
 
     def _finish_remotes(self) -> None:
         """Lets the agents end their remaining processes; drops agents that are slow."""
@@ -382,7 +378,7 @@ class Supervisor:
         if self._phase is _Phase.SIGNALLED:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
         for remote in self._open_remotes():
-            remote.finish(left_s)
+            remote.finish(left_s, self._outcome.exit_code)
             if remote.state != "running":  # it still connects
                 remote.kill()
         self._run_while(lambda: bool(self._open_remotes()), left_s + _FINISH_S)
@@ -476,7 +472,8 @@ class Supervisor:
             remote_merger.end()
         self._loop.close_streams()
 
-    def _add_reports(self) -> None:
+    def _conclude(self) -> None:
+        """Determines how the job ended, with the reports of the ranks."""
         told = self._told()
         clocks_s = {remote.host.name: remote.clock_s for remote in self._remotes}
         if self._elastic is not None:
@@ -484,13 +481,16 @@ class Supervisor:
         if self._elastic is not None and self._elastic.finished:
             # Replacements that were lost before they joined did not matter.
             self._ends = [one for one in self._ends if one[0].code == 0]
-        for end, output in self._ends:
-            self._outcome.ends.append(end)
+        self._outcome.ends = [end for end, _ in self._ends]
+        for end in self._outcome.ends:
             end.told = told.get(end.rank, {})
             if end.host in clocks_s and "time_s" in end.told:  # by that host's clock
                 time_s = float(end.told["time_s"]) + clocks_s[end.host]
                 end.told = {**end.told, "time_s": time_s}
-            end.tail = list(output.tail)
-            end.tail_is_shown = output.tail_is_shown(self._stderr)
-            if full := end.told.get("traceback"):
-                output.note(f"tfdistrun: the full traceback:\n{full}")
+
+    def _add_output(self, end: RankEnd, output: RankOutput) -> None:
+        """Adds the last lines of a rank to its end, and its traceback to its log."""
+        end.tail = list(output.tail)
+        end.tail_is_shown = output.tail_is_shown(self._stderr)
+        if full := end.told.get("traceback"):
+            output.note(f"tfdistrun: the full traceback:\n{full}")

@@ -55,11 +55,16 @@ def rank_failed(
     return RendezvousError(native.ABORTED, message, payload)
 
 
-def numbers(ranks: list[int]) -> str:
-    """Lists ranks as text: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
+def numbers(ranks: list[int], what: str = "rank") -> str:
+    """Lists ranks as text: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more.
+
+    Args:
+        ranks: their numbers.
+        what: noun for one of them.
+    """
     shown = [str(rank) for rank in ranks[:8]]
     if len(ranks) > 8:
         shown.append(f"{len(ranks) - 8} more")
     if len(shown) == 1:
-        return f"rank {shown[0]}"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{what} {shown[0]}"
+    return f"{what}s {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,261 @@
+"""Connections between tfdistrun and its agents on other hosts: bytes in two directions.
+
+`SshConnection` starts a command, by default ssh, and uses its standard streams.
+`SealedConnection` uses a TCP socket, after the handshake of `core.rendezvous.auth`. An
+agent that was started through ssh uses a plain `Connection` over its standard streams.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+
+from tfdist.core.rendezvous.auth import MAC_BYTES, AuthenticationError, Sealer
+
+_READ_BYTES = 256 << 10
+_LENGTH_BYTES = 4
+_MOST_SEALED_BYTES = 256 << 10  # in one message
+_EXIT_S = 0.5
+# A dead connection on which nothing is sent ends after 20 s.
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+}
+
+
+class Connection:
+    """A connection over two descriptors, which become non-blocking.
+
+    Args:
+        reading: descriptor from which bytes are read.
+        writing: descriptor to which bytes are written.
+
+    Attributes:
+        reading, writing: the descriptors.
+        waiting: bytes that have to be written.
+        errors: descriptor of messages for the user; None if there is none.
+        pid: process id of the command; None if there is none.
+    """
+
+    errors: int | None = None
+    pid: int | None = None
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading = reading
+        self.writing = writing
+        self.waiting = bytearray()
+        for fd in (reading, writing):
+            os.set_blocking(fd, False)
+
+    def send(self, data: bytes) -> None:
+        """Queues bytes for `flush`."""
+        self.waiting += data
+
+    def flush(self) -> None:
+        """Writes waiting bytes, as many as the descriptor takes.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        try:
+            while self.waiting:
+                del self.waiting[: os.write(self.writing, self.waiting[:_READ_BYTES])]
+        except BlockingIOError:
+            return
+
+    def receive(self) -> bytes:
+        """Returns the bytes that have arrived; none at the end of the connection.
+
+        Raises:
+            BlockingIOError: nothing has arrived.
+            OSError: the connection is broken.
+        """
+        return os.read(self.reading, _READ_BYTES)
+
+
+class AgentConnection(Connection):
+    """The end of tfdistrun, which decides when the connection ends."""
+
+    def interrupt(self) -> None:
+        """Ends a connection that takes too long."""
+
+    def kill(self) -> None:
+        """Ends the connection at once, after what was sent."""
+
+    def wait(self) -> str:
+        """Waits shortly for the end of the command; returns how it ended, or ""."""
+        return ""
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+
+
+class SshConnection(AgentConnection):
+    """The standard streams of a command that runs a line on another host.
+
+    Args:
+        command: program and arguments, e.g. of ssh.
+        host: name of the host.
+        line: the line for a shell there.
+
+    Raises:
+        OSError: no process or descriptor is available.
+    """
+
+    errors: int
+    pid: int
+
+    def __init__(self, command: list[str], host: str, line: str) -> None:
+        self._process = subprocess.Popen(
+            [*command, host, line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is passed on as a message
+            bufsize=0,
+        )
+        own = self._process
+        pipes = (own.stdin, own.stdout, own.stderr)
+        stdin, stdout, self.errors = (_descriptor(pipe) for pipe in pipes)
+        os.set_blocking(self.errors, False)
+        self.pid = own.pid
+        super().__init__(stdout, stdin)
+
+    def interrupt(self) -> None:
+        """Ends the command with SIGTERM: ssh reports what it waits for."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kills the command."""
+        self._process.kill()
+
+    def wait(self) -> str:
+        """Waits for the end of the command, or kills it; returns how it ended."""
+        try:
+            code = self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(2.0)
+            return ""
+        return f" with exit code {code}" if code >= 0 else f" by signal {-code}"
+
+    def close(self) -> None:
+        """Closes the descriptors; call `wait` before."""
+        for fd in (self.writing, self.reading, self.errors):
+            os.close(fd)
+
+
+class SealedConnection(AgentConnection):
+    """A TCP connection whose messages carry a MAC; the handshake is complete.
+
+    A message is a length (4 bytes, big endian) followed by that many bytes: the MAC,
+    which also counts the messages, and at most 256 KiB of data.
+
+    Args:
+        sock: the socket, which the connection owns.
+        sending: seals the messages of this side.
+        receiving: checks those of the other side.
+    """
+
+    def __init__(self, sock: socket.socket, sending: Sealer, receiving: Sealer) -> None:
+        self._sock = sock
+        if sock.family != socket.AF_UNIX:  # answers are short, and must not wait
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sending = sending
+        self._receiving = receiving
+        self._arrived = bytearray()
+        # A selector can wait for each descriptor separately.
+        super().__init__(sock.fileno(), os.dup(sock.fileno()))
+
+    def send(self, data: bytes) -> None:
+        """Queues bytes, as sealed messages."""
+        for begin in range(0, len(data), _MOST_SEALED_BYTES):
+            part = bytes(data[begin : begin + _MOST_SEALED_BYTES])
+            message = self._sending.seal(part)
+            self.waiting += len(message).to_bytes(_LENGTH_BYTES, "big") + message
+
+    def receive(self) -> bytes:
+        """Returns the data of all messages that are complete.
+
+        Raises:
+            BlockingIOError: no message is complete.
+            OSError: the connection is broken, or a message was changed on its way.
+        """
+        data = super().receive()
+        if not data:
+            return b""
+        self._arrived += data
+        found = bytearray()
+        while len(self._arrived) >= _LENGTH_BYTES:
+            length = int.from_bytes(self._arrived[:_LENGTH_BYTES], "big")
+            if length > MAC_BYTES + _MOST_SEALED_BYTES:
+                raise ConnectionError(f"a message of {length} bytes arrived")
+            end = _LENGTH_BYTES + length
+            if len(self._arrived) < end:
+                break
+            try:
+                found += self._receiving.open(bytes(self._arrived[_LENGTH_BYTES:end]))
+            except AuthenticationError as error:
+                raise ConnectionError(str(error)) from error
+            del self._arrived[:end]
+        if not found:
+            raise BlockingIOError
+        return bytes(found)
+
+    def interrupt(self) -> None:
+        """Ends the connection at once."""
+        self.kill()
+
+    def finish(self, limit_s: float) -> None:
+        """Ends the connection after everything that was sent has been read.
+
+        A socket that is closed with unread data discards what was not delivered yet.
+
+        Args:
+            limit_s: seconds to wait for the other side to end the connection, too.
+        """
+        deadline = time.monotonic() + limit_s
+        try:
+            self._sock.settimeout(limit_s)
+            self._sock.sendall(self.waiting)
+            self._sock.shutdown(socket.SHUT_WR)
+            while (left_s := deadline - time.monotonic()) > 0:
+                self._sock.settimeout(left_s)
+                if not self._sock.recv(_READ_BYTES):
+                    break
+        except OSError:  # the other side has ended it, or does not answer
+            pass
+        self.close()
+
+    def kill(self) -> None:
+        """Ends the connection at once; what was sent still arrives."""
+        try:
+            self.flush()
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:  # it is broken
+            return
+
+    def close(self) -> None:
+        """Closes the descriptors, if they are open."""
+        if self._sock.fileno() >= 0:
+            os.close(self.writing)
+            self._sock.close()
+
+
+def watch_for_loss(sock: socket.socket) -> None:
+    """Lets the system notice if the other side of a TCP connection disappears."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _descriptor(pipe: Any) -> int:
+    """Returns a duplicate descriptor, which the Popen object does not close."""
+    fd = os.dup(pipe.fileno())
+    pipe.close()
+    return fd

@@ -1,0 +1,160 @@
+"""The other hosts of `--nnodes`: connect to the first one, and run their ranks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.core.rendezvous.auth import AuthenticationError, RefusedError
+from tfdist.core.rendezvous.channel import Channel, connect_channel
+from tfdist.launch.agent import Agent
+from tfdist.launch.connection import SealedConnection, watch_for_loss
+from tfdist.launch.nodes.accept import NOTICE_S
+from tfdist.launch.nodes.place import NodePlace, claims, job_secret
+from tfdist.launch.output import complain
+from tfdist.launch.signals import PASSED_ON
+
+_USAGE_ERROR = 2
+_END_S = 5.0  # for the first host to read what was sent last
+
+
+class JoinError(Exception):
+    """The first host cannot be reached, or does not start the job."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def join(
+    options: argparse.Namespace,
+    place: NodePlace,
+    secret: bytes,
+    environ: Mapping[str, str],
+    timeout_s: float,
+) -> int:
+    """Runs the ranks of this host as the first one requests.
+
+    Args:
+        options: options of the command line; `command` was checked.
+        place: place of this host.
+        secret: the secret that all hosts share.
+        environ: variables for the ranks of this host.
+        timeout_s: seconds for the first host to be reached.
+
+    Returns:
+        The exit code of the job.
+
+    Raises:
+        OSError: no process or descriptor is available.
+    """
+    for number in PASSED_ON:  # there are no ranks yet which could expect them
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        channel = asyncio.run(_connect(options, place, secret, timeout_s))
+    except JoinError as error:
+        complain(str(error))
+        return error.code
+    complain(
+        f"this is node {place.rank} of {place.count}; tfdistrun on the first host "
+        f"({place.where}) shows and saves the output of all ranks"
+    )
+    own = {k: v for k, v in os.environ.items() if k == "TFDIST_ADDRESS"}
+
+    def complete(job: dict[str, Any]) -> dict[str, Any]:
+        """Adds what each host decides for itself, and what is not sent."""
+        name = job["environ"]["TFDIST_JOB_ID"]
+        return {
+            **job,
+            "cwd": os.getcwd(),
+            "command": options.command,
+            "path": "",
+            "environ": {**job["environ"], **own, **environ},
+            "secret": job_secret(secret, name).hex(),
+        }
+
+    connection = SealedConnection(*channel.release())
+    agent = Agent(connection, complete)
+    try:
+        code = agent.run()
+    finally:
+        connection.finish(_END_S)
+    if agent.has_finished and code != 0:
+        complain(
+            f"the job ended with exit code {code}: see the output of tfdistrun on the "
+            "first host"
+        )
+    elif code == 1:
+        complain(
+            f"the connection to the first host ({place.where}) ended, and with it the "
+            "ranks of this host: see the output of tfdistrun there"
+        )
+    return code
+
+
+async def _connect(
+    options: argparse.Namespace, place: NodePlace, secret: bytes, timeout_s: float
+) -> Channel:
+    """Connects to the first host, and waits until all others have connected, too.
+
+    Raises:
+        JoinError: see there.
+    """
+    notice = asyncio.get_running_loop().call_later(
+        NOTICE_S, complain, f"waiting for the other hosts at {place.where}"
+    )
+    try:
+        channel = await _reach(options, place, secret, timeout_s)
+        await _begin(channel, place)
+        return channel
+    finally:
+        notice.cancel()
+
+
+async def _reach(
+    options: argparse.Namespace, place: NodePlace, secret: bytes, timeout_s: float
+) -> Channel:
+    """Connects to the first host, which accepts this one."""
+    own = claims(options, place, socket.gethostname())
+    deadline = time.monotonic() + timeout_s
+    try:
+        return await connect_channel(place.address, secret, own, deadline, place.count)
+    except RefusedError as error:
+        raise JoinError(f"the first host refuses: {error}", _USAGE_ERROR) from None
+    except AuthenticationError as error:
+        raise JoinError(
+            f"what listens at {place.where} does not belong to this job: {error}; is "
+            "the content of TFDIST_SECRET_FILE the same on all hosts?",
+            _USAGE_ERROR,
+        ) from None
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or "no answer"
+        raise JoinError(
+            f"the first host cannot be reached at {place.where} within {timeout_s:g} s "
+            f"(--host-timeout-s): {reason}; is `tfdistrun --node-rank 0` running "
+            "there, and is no firewall between the hosts?",
+            1,
+        ) from None
+
+
+async def _begin(channel: Channel, place: NodePlace) -> None:
+    """Waits until the job begins."""
+    watch_for_loss(channel.sock)
+    try:
+        message = await channel.receive()
+    except (OSError, AuthenticationError) as error:
+        raise JoinError(
+            f"the connection to the first host ({place.where}) ended before the job "
+            f"began: {error}; see the output of tfdistrun there, and start all hosts "
+            "again",
+            1,
+        ) from None
+    if message.get("begin") is not True:
+        why, code = message.get("why"), message.get("code")
+        raise JoinError(f"the job does not begin: {why!s:.1000}", int(code or 1))
