@@ -220,7 +220,7 @@ def test_processors_are_divided_for_all_ranks_that_there_may_be(script, monkeypa
         *(script("echo localhost:2"), "--min-np", "1", "--max-np", "4"),
         *("--bind-to", "slice"),
     )
-    plan = cli._plan(options, hosts)
+    plan = cli._plan(options, hosts, can_change=True)
     assert len(plan.places) == len(plan.slots) == 2 and plan.max_size == 4
     assert plan.bound == {0: [(rank,) for rank in range(4)]}
 
@@ -229,7 +229,7 @@ def test_the_job_starts_on_the_hosts_that_the_script_lists(script, capsys):
     file = script("echo 192.0.2.7:2; echo localhost:9; echo 192.0.2.8:1")
     options, _, hosts = discover(file, "--min-np", "1", "--max-np", "4")
     assert "hosts have 12 slots: the job starts with 4 ranks" in capsys.readouterr().err
-    plan = cli._plan(options, hosts)
+    plan = cli._plan(options, hosts, can_change=True)
     assert [place.host for place in plan.places] == [0, 0, 1, 1]
     assert [slot.host for slot in plan.slots] == [0, 0, 1, 1, 1, 1, 2]
     assert plan.remote == [0, 2] and plan.can_get_hosts
@@ -239,6 +239,6 @@ def test_a_job_of_one_rank_can_move_for_which_it_needs_a_second_one(script):
     words = ["-np", "1", "--min-np", "1", "--host-discovery-script"]
     options = parser().parse_args([*words, script("echo localhost:1"), "true"])
     _, hosts = cli._discover(options)
-    job = SimpleNamespace(plan=cli._plan(options, hosts), options=options)
+    job = SimpleNamespace(plan=cli._plan(options, hosts, can_change=True), options=options)
     [place] = job.plan.places
     assert Job.variables_of(job, place)[renewal.MAX_SIZE] == "2"
