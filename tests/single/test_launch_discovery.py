@@ -239,6 +239,8 @@ def test_a_job_of_one_rank_can_move_for_which_it_needs_a_second_one(script):
     words = ["-np", "1", "--min-np", "1", "--host-discovery-script"]
     options = parser().parse_args([*words, script("echo localhost:1"), "true"])
     _, hosts = cli._discover(options)
-    job = SimpleNamespace(plan=cli._plan(options, hosts, can_change=True), options=options)
+    job = SimpleNamespace(
+        plan=cli._plan(options, hosts, can_change=True), options=options
+    )
     [place] = job.plan.places
     assert Job.variables_of(job, place)[renewal.MAX_SIZE] == "2"

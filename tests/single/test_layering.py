@@ -33,7 +33,7 @@ FOREIGN = {
     r"(cuda|cublas|nccl|nvml|driver_types|device_launch)": ("cuda",),
 }
 # The entries of tfdist/ by floors: each imports from lower floors only, also inside
-# functions. `errors` is a module, all others are packages.
+# functions. `errors` and `ray` are modules, all others are packages.
 FLOORS = (
     ("core", "optimizers"),
     ("errors",),
@@ -43,7 +43,7 @@ FLOORS = (
     ("layers",),
     ("elastic", "training"),
     ("callbacks",),
-    ("horovod",),
+    ("horovod", "ray"),
 )
 FLOOR_OF = {entry: n for n, floor in enumerate(FLOORS) for entry in floor}
 # So that the launcher and the start-up are quick, these packages need no TensorFlow.

@@ -27,6 +27,8 @@ STATE = {
     "core/rendezvous/on_demand_links.py": {"_running"},
     "core/rendezvous/stream.py": {"_streams"},
     "data/_scatter_server.py": {"_running"},
+    # A port that is kept for rank 0, which binds it too.
+    "ray.py": {"_reserved"},
     # The code that is being run or traced.
     "core/deadlock/one_rank_code.py": {"PLACE"},
     "core/weights_state.py": {"_uses_snapshot"},
