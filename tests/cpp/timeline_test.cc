@@ -245,6 +245,8 @@ TEST(ranks_that_do_not_see_the_folder_of_rank_0_send_what_they_write) {
       CHECK_OK(StartAllreduce(ranks[rank], "x", in.data(), out.data(), 100).Wait());
       if (rank > 0) ranks[rank].ForwardTimeline();
       for (int n = 0; n < kSpans; ++n) ranks[rank].AddSpan("late", n, n);
+      // When it ends, rank 0 waits for the rest of those that it has heard of.
+      CHECK_OK(StartAllreduce(ranks[rank], "y", in.data(), out.data(), 100).Wait());
     });
   }
   for (int rank = 1; rank < 3; ++rank) {
