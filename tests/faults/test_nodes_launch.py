@@ -146,11 +146,14 @@ def test_each_host_has_its_own_environment_command_and_options(nodes):
     "variables",
     [
         {"PET_NNODES": "2", "PET_NODE_RANK": "{}", "PET_MASTER_ADDR": "127.0.0.1"},
-        {"RANK": "{}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
         {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
-        {"JOB_COMPLETION_INDEX": "{}"},
+        pytest.param(
+            {"RANK": "{}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"JOB_COMPLETION_INDEX": "{}"}, marks=pytest.mark.slow),
     ],
-    ids=["pet", "rank", "slurm", "indexed job"],
+    ids=["pet", "slurm", "rank", "indexed job"],
 )
 @deadline(40)
 def test_a_platform_numbers_the_hosts(nodes, tmp_path, variables):
@@ -224,11 +227,10 @@ def test_an_address_of_another_host_is_told(nodes):
 def test_another_secret_is_refused(nodes, tmp_path):
     other = new_secret(tmp_path, "other")
     second = nodes.start(1, "true", TFDIST_SECRET_FILE=other)
-    first = nodes.start(0, "--host-timeout-s", "8", "true")
+    nodes.start(0, "true")  # goes on waiting
     done = finish(second)
     assert done.code == 2
     assert "is the content of TFDIST_SECRET_FILE the same" in done.report[-1]
-    assert finish(first).code == 1
 
 
 @deadline(40)
@@ -243,7 +245,7 @@ def test_without_a_secret_nothing_starts(nodes):
 def test_hosts_that_do_not_come_are_named_to_those_that_did(hosts):
     made = hosts(4)
     second = made.start(2, "true", size=4)
-    first = finish(made.start(0, "--host-timeout-s", "6", "true", size=4))
+    first = finish(made.start(0, "--host-timeout-s", "4", "true", size=4))
     says = "nodes 1 and 3 did not connect to 127.0.0.1:"
     assert first.code == 1 and says in first.report[-1]
     done = finish(second)
