@@ -1,4 +1,4 @@
-"""What an agent checks on its host before it starts ranks, and their variables."""
+"""Checks of an agent before it starts ranks on its host, and their variables."""
 
 from __future__ import annotations
 
