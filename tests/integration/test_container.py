@@ -1,4 +1,4 @@
-"""What a container lacks: a large /dev/shm, a writable home, a user name, rights.
+"""Ranks with a small /dev/shm, a read-only home, no user name, and no capabilities.
 
 The program runs in namespaces of its own, which need no root on most systems.
 """

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.core import native
@@ -33,10 +33,10 @@ from tfdist.launch.hosts import (
     slots_of,
 )
 from tfdist.launch.job import Job, Plan
-from tfdist.launch.nodes.accept import NodesFailedError
 from tfdist.launch.nodes.join import join
 from tfdist.launch.nodes.place import (
     NodePlace,
+    NodesError,
     node_place,
     shared_secret,
     variables_to_remove,
@@ -199,12 +199,27 @@ def _join(options: Namespace, place: NodePlace) -> int:
         environ["PYTHONPATH"] = dict(options.env)["PYTHONPATH"]
     # If the command is not found, the agent reports it to the first host.
     options.command = _checked_command(options.command, here=False)
-    try:
+
+    def work() -> int:
         if native.LIBRARY_PATH.is_file():
             native.config()  # checks the variables
         options.signal_grace_s = signal_grace_s(options, os.environ)
         secret = shared_secret(os.environ)
         return join(options, place, secret, environ, host_timeout_s(options))
+
+    return _explaining(work)
+
+
+def _explaining(work: Callable[[], int]) -> int:
+    """Calls a function that returns an exit code, and explains its errors."""
+    try:
+        return work()
+    except HostsFailedError as error:
+        complain(*error.lines)
+        return error.code
+    except NodesError as error:
+        complain(str(error))
+        return error.code
     except native.CoreError as error:
         complain(error.message)
         return _USAGE_ERROR
@@ -383,27 +398,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "another with --log-dir"
         )
         return _USAGE_ERROR
-    try:
-        with output.reserved(folder):
-            outcome = Job(options, plan, folder, shm_bytes, discovery, place).run()
-    except output.FolderInUseError:
-        complain(
-            f"another running tfdistrun writes its output to {folder}; choose "
-            "another folder with --log-dir"
-        )
-        return _USAGE_ERROR
-    except HostsFailedError as error:
-        complain(*error.lines)
-        return error.code
-    except NodesFailedError as error:
-        complain(str(error))
-        return error.code
-    except native.CoreError as error:
-        complain(error.message)
-        return _USAGE_ERROR
-    except OSError as error:
-        complain(f"cannot start the ranks, or watch them: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return _conclude(outcome, started_s, folder)
+
+    def work() -> int:
+        try:
+            with output.reserved(folder):
+                job = Job(options, plan, folder, shm_bytes, discovery, place)
+                outcome = job.run()
+        except output.FolderInUseError:
+            complain(
+                f"another running tfdistrun writes its output to {folder}; choose "
+                "another folder with --log-dir"
+            )
+            return _USAGE_ERROR
+        return _conclude(outcome, started_s, folder)
+
+    return _explaining(work)

@@ -164,8 +164,8 @@ class SealedConnection(AgentConnection):
 
     def __init__(self, sock: socket.socket, sending: Sealer, receiving: Sealer) -> None:
         self._sock = sock
-        if sock.family != socket.AF_UNIX:  # answers are short, and must not wait
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Messages are short, and must not wait for each other.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sending = sending
         self._receiving = receiving
         self._arrived = bytearray()

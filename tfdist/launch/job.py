@@ -211,7 +211,7 @@ class Job:
 
         Raises:
             HostsFailedError: ranks cannot be started on a host; none was started.
-            NodesFailedError: a host of --nnodes is missing, or has other options.
+            NodesError: a host of --nnodes is missing, or has other options.
             RendezvousError: there is no address for the store.
             OSError: no process or descriptor is available.
         """

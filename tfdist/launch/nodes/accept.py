@@ -21,21 +21,19 @@ from tfdist.core.rendezvous.channel import Channel
 from tfdist.core.rendezvous.errors import RendezvousError, invalid, numbers
 from tfdist.core.rendezvous.listener import Listener
 from tfdist.launch.connection import SealedConnection, watch_for_loss
-from tfdist.launch.nodes.place import PURPOSE, NodePlace, claims, differences
+from tfdist.launch.nodes.place import (
+    PURPOSE,
+    NodePlace,
+    NodesError,
+    claims,
+    differences,
+)
 from tfdist.launch.output import complain
 from tfdist.launch.signals import PASSED_ON, Signals
 
 NOTICE_S = 10.0  # of waiting, until the user is told
 _SEND_S = 2.0
 _LOOKUP_S = 0.5  # between two attempts to find the address of a name
-
-
-class NodesFailedError(Exception):
-    """The job cannot start; `code` is tfdistrun's exit code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def accept_nodes(
         The hosts, or the signal that came.
 
     Raises:
-        NodesFailedError: a host has other options, or is missing after the time limit.
+        NodesError: a host has other options, or is missing after the time limit.
         RendezvousError: this host cannot listen at the address.
     """
     return asyncio.run(_accept(options, place, secret, signals, timeout_s))
@@ -104,7 +102,7 @@ async def _accept(
     if why := meeting.why_not(timeout_s):
         code = 2 if meeting.wrong else 1
         await meeting.refuse_all(why, code)
-        raise NodesFailedError(why, code)
+        raise NodesError(why, code)
     await meeting.begin()
     channels = meeting.channels
     names = {n: node_name(n, one.claims["host"]) for n, one in channels.items()}
@@ -233,9 +231,9 @@ class _Meeting:
                 notice_s = float("inf")
             self._changed.clear()
 
-    def on_signals(self, numbers: list[int]) -> None:
+    def on_signals(self, received: list[int]) -> None:
         """Notes a signal that ends the job."""
-        for number in numbers:
+        for number in received:
             if number not in PASSED_ON:
                 self.signal = number
                 self._changed.set()

@@ -16,20 +16,12 @@ from tfdist.core.rendezvous.channel import Channel, connect_channel
 from tfdist.launch.agent import Agent
 from tfdist.launch.connection import SealedConnection, watch_for_loss
 from tfdist.launch.nodes.accept import NOTICE_S
-from tfdist.launch.nodes.place import NodePlace, claims, job_secret
+from tfdist.launch.nodes.place import NodePlace, NodesError, claims, job_secret
 from tfdist.launch.output import complain
 from tfdist.launch.signals import PASSED_ON
 
 _USAGE_ERROR = 2
 _END_S = 5.0  # for the first host to read what was sent last
-
-
-class JoinError(Exception):
-    """The first host cannot be reached, or does not start the job."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def join(
@@ -52,15 +44,12 @@ def join(
         The exit code of the job.
 
     Raises:
+        NodesError: the first host cannot be reached, or does not start the job.
         OSError: no process or descriptor is available.
     """
     for number in PASSED_ON:  # there are no ranks yet which could expect them
         signal.signal(number, signal.SIG_IGN)
-    try:
-        channel = asyncio.run(_connect(options, place, secret, timeout_s))
-    except JoinError as error:
-        complain(str(error))
-        return error.code
+    channel = asyncio.run(_connect(options, place, secret, timeout_s))
     complain(
         f"this is node {place.rank} of {place.count}; tfdistrun on the first host "
         f"({place.where}) shows and saves the output of all ranks"
@@ -104,7 +93,7 @@ async def _connect(
     """Connects to the first host, and waits until all others have connected, too.
 
     Raises:
-        JoinError: see there.
+        NodesError: the first host cannot be reached, or does not start the job.
     """
     notice = asyncio.get_running_loop().call_later(
         NOTICE_S, complain, f"waiting for the other hosts at {place.where}"
@@ -126,19 +115,19 @@ async def _reach(
     try:
         return await connect_channel(place.address, secret, own, deadline, place.count)
     except RefusedError as error:
-        raise JoinError(f"the first host refuses: {error}", _USAGE_ERROR) from None
+        raise NodesError(f"the first host refuses: {error}", _USAGE_ERROR) from None
     except AuthenticationError as error:
-        raise JoinError(
+        raise NodesError(
             f"what listens at {place.where} does not belong to this job: {error}; is "
             "the content of TFDIST_SECRET_FILE the same on all hosts?",
             _USAGE_ERROR,
         ) from None
     except (OSError, TimeoutError) as error:
         reason = str(error) or "no answer"
-        raise JoinError(
+        raise NodesError(
             f"the first host cannot be reached at {place.where} within {timeout_s:g} s "
-            f"(--host-timeout-s): {reason}; is `tfdistrun --node-rank 0` running "
-            "there, and is no firewall between the hosts?",
+            f"(--host-timeout-s): {reason}; start `tfdistrun --node-rank 0` there, and "
+            "make sure that no firewall blocks the port",
             1,
         ) from None
 
@@ -149,7 +138,7 @@ async def _begin(channel: Channel, place: NodePlace) -> None:
     try:
         message = await channel.receive()
     except (OSError, AuthenticationError) as error:
-        raise JoinError(
+        raise NodesError(
             f"the connection to the first host ({place.where}) ended before the job "
             f"began: {error}; see the output of tfdistrun there, and start all hosts "
             "again",
@@ -157,4 +146,4 @@ async def _begin(channel: Channel, place: NodePlace) -> None:
         ) from None
     if message.get("begin") is not True:
         why, code = message.get("why"), message.get("code")
-        raise JoinError(f"the job does not begin: {why!s:.1000}", int(code or 1))
+        raise NodesError(f"the job does not begin: {why!s:.1000}", int(code or 1))

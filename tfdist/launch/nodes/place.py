@@ -37,6 +37,14 @@ _COMPARED = {
 _KEPT = ("TFDIST_SECRET_FILE", "TFDIST_LOG_DIR")
 
 
+class NodesError(Exception):
+    """The hosts do not start the job; `code` is tfdistrun's exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 @dataclass(frozen=True)
 class NodePlace:
     """Place of this host among those of `--nnodes`.
