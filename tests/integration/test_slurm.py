@@ -124,23 +124,31 @@ def slurm(tmp_path_factory):
 
 def srun(slurm, *words):
     return subprocess.run(
-        ["srun", "-N2", "-n4", "--overcommit", *words],
+        [shutil.which("srun"), "-N2", "-n4", "--overcommit", *words],
         **{"env": clean_environment(**slurm), "capture_output": True, "text": True},
         timeout=50,
     )
 
 
+@pytest.mark.parametrize("space", [["--mpi=pmi2"], []], ids=["pmi2", "plain"])
 @deadline(90)
-def test_ranks_on_two_hosts_need_no_variables(slurm):
-    done = srun(slurm, "--mpi=pmi2", *CLIENT, "steps", "20")
+def test_ranks_on_two_hosts_need_no_variables(slurm, space):
+    done = srun(slurm, *space, *CLIENT, "steps", "20")
     assert done.returncode == 0, done.stderr
     told = re.findall(r"rank (\d) of (\d): all sums are right", done.stdout)
     assert sorted(told) == [(str(rank), "4") for rank in range(4)]
 
 
 @deadline(90)
+def test_plain_ranks_can_leave_and_meet_again(slurm):
+    done = srun(slurm, *CLIENT, "again", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("again and again") == 4
+
+
+@deadline(90)
 def test_without_a_space_the_message_names_one(slurm):
-    done = srun(slurm, *CLIENT, "steps", "20")
+    done = srun({**slurm, "PATH": "/no-munge"}, *CLIENT, "steps", "20")
     assert done.returncode != 0
     assert "only 2 of 4 ranks are on this host" in done.stderr
     assert "start them with srun --mpi=pmi2 (or pmix)" in done.stderr
@@ -162,9 +170,10 @@ def test_the_script_of_the_page_runs(slurm, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("space", [["--mpi=pmi2"], []], ids=["pmi2", "plain"])
 @deadline(150)
-def test_the_example_of_the_readme_trains(slurm, tmp_path):
+def test_the_example_of_the_readme_trains(slurm, space):
     recipe = "recipes/mnist_fit.py"
-    done = srun(slurm, "--mpi=pmi2", sys.executable, recipe)
+    done = srun(slurm, *space, sys.executable, recipe)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"same weights on all ranks: [0-9a-f]{12}", done.stdout)) == 1

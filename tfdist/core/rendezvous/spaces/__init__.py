@@ -8,6 +8,7 @@ once and stays open until the process ends, because launchers allow no second op
 |---|---|---|
 | pmi | MPICH, Intel MPI, PALS, srun --mpi=pmi2 | a socket, PMI_FD |
 | pmix | Open MPI, srun --mpi=pmix | libpmix, which comes with them |
+| munge | srun without --mpi | a port of the first host, and MUNGE |
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tfdist.core.rendezvous.placement import Placement
-from tfdist.core.rendezvous.spaces import pmi, pmix
+from tfdist.core.rendezvous.spaces import munge, pmi, pmix
 
 
 class Space(Protocol):
@@ -56,10 +57,11 @@ def find(
     """
     if placement.local_size == placement.size:
         return None  # the ranks of one host meet without it
-    for name, opening in (("pmi", pmi.opening), ("pmix", pmix.opening)):
+    for module in (pmi, pmix, munge):
+        name = module.__name__
         if name in _open:
             return _open[name]
-        if open_space := opening(environ, placement):
+        if open_space := module.opening(environ, placement):
             _open[name] = open_space(deadline)
             return _open[name]
     return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import glob
 import itertools
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 
+from tfdist.core.bounded_call import BoundedThread
 from tfdist.core.rendezvous.errors import RendezvousError, invalid, timeout
 from tfdist.core.rendezvous.placement import Placement
 
@@ -62,8 +62,8 @@ class PmixSpace:
 
     def __init__(self, library: ctypes.CDLL, deadline: float) -> None:
         self._library = library
+        self._thread = BoundedThread("tfdist-pmix")
         self._self = _Proc()
-        self._is_stuck = False
         self._pid = os.getpid()
         self._call("PMIx_Init", deadline, ctypes.byref(self._self), None, 0)
         # Without it, the launcher takes the end of this process for a failure.
@@ -88,23 +88,16 @@ class PmixSpace:
         return str(found.contents.data.text.decode())
 
     def _call(self, name: str, deadline: float, *arguments: object) -> None:
-        """Calls a function that may wait for ever, until the deadline."""
-        if self._is_stuck:
+        """Calls a function that may wait forever, until the deadline."""
+        if self._thread.is_stuck:
             raise invalid("an earlier call of PMIx has not ended")
-        result: list[int] = []
-        function = getattr(self._library, name)
-        thread = threading.Thread(
-            target=lambda: result.append(function(*arguments)),
-            name="tfdist-pmix",
-            daemon=True,
-        )
-        thread.start()
-        thread.join(max(0.01, deadline - time.monotonic()))
-        if not result:
-            self._is_stuck = True
-            raise self._late(name)
-        if result[0] != 0:
-            raise invalid(f"the launcher's {name} failed with the status {result[0]}")
+        function = functools.partial(getattr(self._library, name), *arguments)
+        try:
+            status = self._thread.call(function, deadline)
+        except TimeoutError:
+            raise self._late(name) from None
+        if status != 0:
+            raise invalid(f"the launcher's {name} failed with the status {status}")
 
     @staticmethod
     def _late(name: str) -> RendezvousError:
@@ -117,8 +110,9 @@ class PmixSpace:
         return timeout(f"the launcher did not answer {name}", "")
 
     def _finalize(self) -> None:
-        if not self._is_stuck and os.getpid() == self._pid:
-            self._library.PMIx_Finalize(None, ctypes.c_size_t(0))
+        if not self._thread.is_stuck and os.getpid() == self._pid:
+            finalize = functools.partial(self._library.PMIx_Finalize, None)
+            self._thread.call(lambda: finalize(ctypes.c_size_t(0)), None)
 
 
 def opening(
