@@ -2,8 +2,13 @@
 
 #include <sys/eventfd.h>
 
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "fake_messages.h"
+#include "transport/message_link.h"
 
 namespace tfdist {
 
@@ -39,6 +44,28 @@ TransportEntry TcpOfThreeSockets() {
   return entry;
 }
 
+TransportEntry TcpWithMessages() {
+  TransportEntry entry = *FindTransport("tcp");
+  entry.name = "mpi";
+  entry.make_pair = [](int a, int b, int doorbell_a, int doorbell_b, const Config& config,
+                       LinkEnds* end_a, LinkEnds* end_b) {
+    const Status status =
+        FindTransport("tcp")->make_pair(a, b, doorbell_a, doorbell_b, config, end_a, end_b);
+    // A library lives as long as the process.
+    static auto* const libraries = new std::vector<std::shared_ptr<FakeMessages>>();
+    libraries->push_back(std::make_shared<FakeMessages>());
+    end_a->pipe = end_b->pipe = libraries->back();
+    return status;
+  };
+  entry.make = [](const LinkEnds& ends, const Config& config) {
+    auto made = FindTransport("tcp")->make(ends, config);
+    if (!made.ok()) return made;
+    const auto messages = std::static_pointer_cast<FakeMessages>(ends.pipe);
+    return MakeMessageLink(std::move(made.value()), messages->TableOf(ends.initiator), config);
+  };
+  return entry;
+}
+
 void ForEachTransport(const std::function<void(const TransportEntry&)>& body) {
   const auto run = [&](const TransportEntry& entry, const std::string& name) {
     try {
@@ -49,6 +76,7 @@ void ForEachTransport(const std::function<void(const TransportEntry&)>& body) {
   };
   for (const TransportEntry& entry : Transports()) run(entry, entry.name);
   run(TcpOfThreeSockets(), "tcp, three sockets");
+  run(TcpWithMessages(), "messages");
 }
 
 FrameHeader HeaderOf(uint64_t ticket) {

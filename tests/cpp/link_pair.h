@@ -32,6 +32,9 @@ struct Pair {
 // tcp whose links have three sockets, whatever the configuration says.
 TransportEntry TcpOfThreeSockets();
 
+// tcp whose data are carried by messages, of a library within this process (fake_messages.h).
+TransportEntry TcpWithMessages();
+
 void ForEachTransport(const std::function<void(const TransportEntry&)>& body);
 
 // Byte i of the payload of frame `ticket`.

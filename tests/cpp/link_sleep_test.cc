@@ -182,7 +182,10 @@ TEST(loss_wakes_a_sleeper_and_the_next_pump_tells) {
     pair.a.reset();
     CHECK(Sleep(pair.b.get(), pair.doorbell_b.get()));
     pair.b->SetWakeMode(WakeMode::kAwake);
-    CHECK(!pair.b->Pump(&moved).ok());
+    // With messages, whose last ones may come later, not at once.
+    const bool waits = std::string(entry.name) == "mpi";
+    const int64_t deadline_us = NowUs() + (waits ? kSecondUs : 0);
+    while (pair.b->Pump(&moved).ok()) CHECK(NowUs() < deadline_us);
   });
 }
 

@@ -54,6 +54,8 @@ typedef struct tfdist_tuning_rule {
   const char* algorithm;
 } tfdist_tuning_rule;
 
+struct tfdist_messages; /* transport/messages.h */
+
 typedef struct tfdist_world {
   int32_t rank, size;
   int32_t local_rank, local_size, cross_rank, cross_size;
@@ -90,6 +92,9 @@ TFDIST_EXPORT int32_t tfdist_take_wanted(int32_t* ranks, int32_t capacity);
 /* Hands over a link that was wanted; the core owns its descriptors, also when it returns an error.
  * One to a rank that is lost, or that has one, is closed. */
 TFDIST_EXPORT int32_t tfdist_add_link(const tfdist_link* link);
+/* From now on in this process, data between ranks without shared memory goes through `messages`,
+ * which must live as long as the process; TCP carries the rest. Before tfdist_init. */
+TFDIST_EXPORT int32_t tfdist_use_messages(const struct tfdist_messages* messages);
 /* The calling thread's last error. */
 TFDIST_EXPORT tfdist_status tfdist_last_error(void);
 /* rank, size, local_rank, local_size, cross_rank, cross_size; -1 each when not initialized. */

@@ -3,14 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
+#include "transport/message_link.h"
 #include "transport/routes.h"
 #include "transport/transport.h"
 
 namespace tfdist {
 namespace {
+
+std::atomic<const tfdist_messages*> used_messages{nullptr};
 
 // The ranks to which a rank has links from the start.
 std::vector<int> FirstPeers(const World& world, const Config& config) {
@@ -53,6 +57,15 @@ void CloseLinks(const tfdist_link* links, int32_t count) {
   }
 }
 
+Status UseMessages(const tfdist_messages* messages) {
+  if (messages == nullptr || messages->version != TFDIST_MESSAGES_VERSION) {
+    return BadArgument("tfdist_use_messages: not a table of version " +
+                       std::to_string(TFDIST_MESSAGES_VERSION) + "; run `make mpi` again");
+  }
+  used_messages.store(messages);
+  return Status();
+}
+
 StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
                                          const OwnEnd& own, const Config& config) {
   const TransportEntry* entry = FindTransport(link.transport);
@@ -75,7 +88,10 @@ StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& w
   if (link.key != nullptr && link.key_bytes > 0) {
     ends.key.assign(link.key, link.key + link.key_bytes);
   }
-  return entry->make(ends, config);
+  StatusOr<std::unique_ptr<Link>> made = entry->make(ends, config);
+  const tfdist_messages* const messages = used_messages.load();
+  if (!made.ok() || messages == nullptr || link.transport != std::string("tcp")) return made;
+  return MakeMessageLink(std::move(made.value()), *messages, config);
 }
 
 StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world,

@@ -23,6 +23,8 @@ struct OwnEnd {
   int doorbell_fd = -1;
   std::shared_ptr<ShmWindow> window;
 };
+// From now on, messages carry the data of all links that would use TCP alone. Once in a process.
+Status UseMessages(const tfdist_messages* messages);
 // Owns the descriptors, also when it fails.
 StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
                                          const OwnEnd& own, const Config& config);

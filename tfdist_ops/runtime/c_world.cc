@@ -236,6 +236,11 @@ int32_t tfdist_add_link(const tfdist_link* link) {
   return 0;
 }
 
+int32_t tfdist_use_messages(const tfdist_messages* messages) {
+  Status status = tfdist::UseMessages(messages);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
 int32_t tfdist_is_initialized(void) { return Current() != nullptr ? 1 : 0; }
 
 void tfdist_topology(int32_t out[6]) {

@@ -93,7 +93,9 @@ int64_t ProcessOf(const World& world, const Link& link) {
   if (std::strcmp(link.transport(), "shm") == 0) return SocketPeer(link.fd());
   const auto own = static_cast<size_t>(world.rank);
   const auto p = static_cast<size_t>(link.peer());
-  if (std::strcmp(link.transport(), "tcp") != 0 || p >= world.pids.size()) return 0;
+  const bool has_socket =
+      std::strcmp(link.transport(), "tcp") == 0 || std::strcmp(link.transport(), "mpi") == 0;
+  if (!has_socket || p >= world.pids.size()) return 0;
   const bool same_host = world.host_of.empty() ? world.local_size == world.size
                                                : world.host_of[p] == world.host_of[own];
   const int64_t pid = world.pids[p];

@@ -74,7 +74,7 @@ class Link {
   virtual ~Link() = default;
 
   virtual int peer() const = 0;
-  virtual const char* transport() const = 0;  // "inproc", "shm", "tcp"; "relayed": overlay.h
+  virtual const char* transport() const = 0;  // "inproc", "shm", "tcp", "mpi"; "relayed": overlay.h
 
   // Room for one payload of `bytes` (<= kMaxControlPayload, or <= segment_bytes on the data lane);
   // data() is null when the lane is full now. At most one BeginSend may be open on a lane.

@@ -87,7 +87,10 @@ class OverlayLink : public Link {
   }
   size_t MaxHeld() const override { return connection() != nullptr ? connection()->MaxHeld() : 1; }
   bool Direct() const override { return connection() != nullptr; }
-  void PeerLeaves() override { overlay_->Leaves(peer_); }
+  void PeerLeaves() override {
+    overlay_->Leaves(peer_);
+    if (connection() != nullptr) connection()->PeerLeaves();
+  }
   bool BarPeer() override { return connection() != nullptr && connection()->BarPeer(); }
   bool ClaimVerdict() override { return connection() == nullptr || connection()->ClaimVerdict(); }
 
