@@ -2,11 +2,13 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs wheel gpu xla setup clean distclean
+.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs wheel gpu xla mpi setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
 SECONDS ?= 600
+MPICC ?= mpicc
+MPI_LIBRARY ?= tfdist/_native/libtfdist_mpi.so
 CONNECTIONS ?= 100000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -121,6 +123,12 @@ gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFl
 
 xla: $(BUILT)  ## libtfdist_xla.so: jit_compile=True compiles whole steps (a minute, 2 GB; optional)
 	@TF_CPP_MIN_LOG_LEVEL=3 nice $(BIN)/python .ci/xla.py
+
+mpi:  ## TFDIST_ENGINE=mpi, for the MPI of MPICC=mpicc (docs/engines.md)
+	@command -v $(MPICC) > /dev/null || { echo "$(MPICC) not found: install an MPI, load its module, or set MPICC=/path/to/mpicc" >&2; exit 1; }
+	@mkdir -p $(dir $(MPI_LIBRARY))
+	$(MPICC) -std=c11 -O2 -Wall -Wextra -fPIC -fvisibility=hidden -shared -I tfdist_ops \
+	  -o $(MPI_LIBRARY) tfdist_ops/mpi/mpi_messages.c
 
 clean:  ## removes what was built; .venv stays
 	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built $(STRICT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import importlib.util
@@ -24,7 +25,7 @@ def main() -> None:
     """Serves requests until the other end of the channel is closed."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _die_with_parent()
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = _channel(sys.argv[1])
     channel.set_inheritable(False)
     import tfdist  # noqa: F401  a failure here is one of the start
 
@@ -44,6 +45,27 @@ def main() -> None:
         except (EOFError, ConnectionError):
             return
         wire.send(channel, _serve(request))
+
+
+def _channel(where: str) -> socket.socket:
+    """The inherited socket, by its number; or a new one (`helpers.mpi_ranks`)."""
+    if where.isdecimal():
+        return socket.socket(fileno=int(where))
+    output = os.open(f"{where}.{os.getpid()}.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(where)
+    library = ctypes.CDLL(os.environ["TFDIST_MPI_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+    rank, size = ctypes.c_int(), ctypes.c_int()
+    if library.tfdist_mpi_start(ctypes.byref(rank), ctypes.byref(size)) != 0:
+        raise RuntimeError("MPI did not start")
+    # The worlds of the tests may be smaller than MPI_COMM_WORLD.
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PMI", "PRTE_", "HYDRA_", "MPI_")):
+            del os.environ[name]
+    wire.send(channel, {"rank": rank.value, "pid": os.getpid()})
+    return channel
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,10 @@ class Worker:
         if self.alive:
             self.process.send_signal(signal.SIGUSR1)
 
+    def exit_code(self) -> int | None:
+        """Negative for a signal; waits for the end of the process."""
+        return self.process.wait(timeout=10)
+
     def kill(self) -> None:
         self.channel.close()
         if self.alive:
@@ -242,8 +246,7 @@ class Pool:
                 try:
                     answers[rank] = wire.receive(channel)
                 except (EOFError, ConnectionError):
-                    code = self._workers[rank].process.wait(timeout=10)
-                    answers[rank] = {"died": code}
+                    answers[rank] = {"died": self._workers[rank].exit_code()}
         return answers
 
     def _hung(
@@ -319,7 +322,16 @@ def clean_environment() -> dict[str, str]:
 
 
 # Threads are part of the configuration: the same on every machine that tests.
-_pool = Pool({"TF_NUM_INTEROP_THREADS": "2"})
+def _common_pool() -> Pool:
+    threads = {"TF_NUM_INTEROP_THREADS": "2"}
+    if os.environ.get("TFDIST_ENGINE") != "mpi":
+        return Pool(threads)
+    from helpers.mpi_ranks import MpiPool  # which builds on this module
+
+    return MpiPool(threads)
+
+
+_pool = _common_pool()
 run_ranks = _pool.run
 
 

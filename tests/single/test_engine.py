@@ -80,7 +80,7 @@ def echo(monkeypatch):
 
 
 def _forget():
-    engines.chosen.cache_clear()
+    engines.first.cache_clear()
     op_library.ops.cache_clear()
     emit.eager_allreduce.cache_clear()
 
@@ -175,13 +175,13 @@ def test_a_process_keeps_its_engine(echo, monkeypatch):
         tfdist.init()
 
 
-def test_engines_are_the_modules_of_the_package():
-    assert engines.names() == ["native", "horovod"]
+def test_engines_are_the_core_and_the_modules_of_the_package():
+    assert engines.names() == ["native", "mpi", "horovod"]
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(monkeypatch):
     monkeypatch.setenv("TFDIST_ENGINE", "gloo")
-    with pytest.raises(native.CoreError, match="'gloo' is not one of native, horovod"):
+    with pytest.raises(native.CoreError, match="'gloo' is not one of native, mpi"):
         engines.requested()
 
 

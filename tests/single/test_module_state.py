@@ -23,6 +23,8 @@ STATE = {
     "launch/processes.py": {"_outsiders", "_strangers"},
     # Connections to the launcher, which opens each once.
     "core/rendezvous/spaces/__init__.py": {"_open"},
+    # MPI, which a process starts and ends once.
+    "core/mpi.py": {"_state"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
     "core/rendezvous/stream.py": {"_streams"},

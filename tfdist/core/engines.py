@@ -1,10 +1,11 @@
 """Engine interface and selection of the engine that runs all collectives.
 
 `TFDIST_ENGINE` selects the engine and must be equal on all ranks. "native" (the
-default) is the core itself; other names are modules of `tfdist.collectives.engines`.
-With every engine, the core connects the ranks, compares their settings and detects
-failures; an engine replaces only the TensorFlow operations. This module does not need
-TensorFlow, but loading an engine does.
+default) is the core itself. "mpi" is the core too, whose links between hosts send data
+by the site's MPI (`tfdist.core.mpi`). Other names are modules of
+`tfdist.collectives.engines`. With every engine, the core connects the ranks, compares
+their settings and detects failures; such a module replaces only the TensorFlow
+operations. This module does not need TensorFlow, but loading an engine does.
 
 To add an engine, write a module `collectives/engines/<name>.py` with a function `make()
 -> Engine`.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from tfdist.core import native
+from tfdist.core import mpi, native
 
 if TYPE_CHECKING:
     from tfdist.core.rendezvous.mesh_types import Mesh
@@ -84,10 +85,11 @@ def names() -> list[str]:
     Example:
         >>> from tfdist.core import engines
         >>> engines.names()
-        ['native', 'horovod']
+        ['native', 'mpi', 'horovod']
     """
     found = [info.name for info in pkgutil.iter_modules([str(_FOLDER)])]
-    return [NATIVE, *sorted(name for name in found if not name.startswith("_"))]
+    modules = sorted(name for name in found if not name.startswith("_"))
+    return [NATIVE, mpi.NAME, *modules]
 
 
 def requested() -> str:
@@ -108,8 +110,8 @@ def requested() -> str:
 
 
 @functools.cache
-def chosen() -> Engine | None:
-    """Returns the engine of this process, or None for the native engine.
+def first() -> tuple[str, Engine | None]:
+    """Returns the name of this process's engine, and the engine if it is a module's.
 
     A process keeps its first engine, because functions are traced for this engine.
 
@@ -117,17 +119,29 @@ def chosen() -> Engine | None:
         native.CoreError: there is no such engine.
     """
     name = requested()
-    if name == NATIVE:
-        return None
+    if name in (NATIVE, mpi.NAME):
+        return name, None
     module = importlib.import_module(f"tfdist.collectives.engines.{name}")
-    engine: Engine = module.make()
-    return engine
+    return name, module.make()
+
+
+def chosen() -> Engine | None:
+    """Returns the module's engine of this process, or None if the core is the engine.
+
+    Raises:
+        native.CoreError: there is no such engine.
+    """
+    return first()[1]
+
+
+def uses_mpi() -> bool:
+    """Returns whether the core of this process sends data by MPI."""
+    return first()[0] == mpi.NAME
 
 
 def check_unchanged() -> None:
-    """Raises native.CoreError if the variable has changed since `chosen`."""
-    engine = chosen()
-    before, now = engine.name if engine else NATIVE, requested()
+    """Raises native.CoreError if the variable has changed since its first use."""
+    before, now = first()[0], requested()
     if before != now:
         message = (
             f"{VARIABLE} is {now!r} now, but this process has used {before!r}; start a "

@@ -30,6 +30,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [ctypes.POINTER(ctypes.c_int32), ctypes.c_int32],
     ),
     "tfdist_add_link": (ctypes.c_int32, [ctypes.POINTER(Link)]),
+    "tfdist_use_messages": (ctypes.c_int32, [ctypes.c_void_p]),
     "tfdist_is_initialized": (ctypes.c_int32, []),
     "tfdist_last_error": (Status, []),
     "tfdist_topology": (None, [ctypes.POINTER(ctypes.c_int32)]),

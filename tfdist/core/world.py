@@ -21,6 +21,7 @@ from tfdist.core import (
     engines,
     exit_report,
     failed_rank,
+    mpi,
     native,
     runtime,
     tuning,
@@ -136,6 +137,10 @@ def _connect(timeout_s: float | None) -> None:
         else:
             child_processes.note_rank(os.environ, placement)
             os.environ.update(allocator.settings(os.environ))  # unless tfdistrun has
+            if engines.uses_mpi():
+                deadline = time.monotonic() + limit_s
+                mpi.note_world(is_well=False)  # until the ranks are connected
+                mpi.start(placement, runtime.state.generation, deadline)
             options = Options(
                 generation=runtime.state.generation,
                 timeout_s=limit_s,
@@ -193,6 +198,7 @@ def _connect(timeout_s: float | None) -> None:
         folder = rows["TFDIST_TIMELINE"]["value"]
         if folder:
             _start_timeline(folder, mesh, limit_s)
+        mpi.note_world(is_well=True)
 
 
 def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
@@ -351,6 +357,8 @@ def _disconnect() -> None:
             helper.close()
         runtime.state.resources.clear()
         runtime.state.credentials, runtime.state.settings = None, None
+        if native.failure() is not None:
+            mpi.note_world(is_well=False)
         native.stop(_SHUTDOWN_TIMEOUT_S)
         if runtime.state.on_demand is not None:
             runtime.state.on_demand.stop()
@@ -457,7 +465,10 @@ def _leave() -> None:
     if found is not None and not _program.reported:
         culprit, reason = found
         failure_report.send(os.environ, {"error": reason, "blamed": culprit})
+    if found is not None or _program.reported:
+        mpi.note_world(is_well=False)
     shutdown()
+    mpi.finish()
     if _program.thread_failed:
         logging.shutdown()
         sys.stdout.flush()

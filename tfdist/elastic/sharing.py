@@ -51,7 +51,7 @@ def check_supported() -> None:
             "A timeline cannot be recorded in an elastic job. Unset TFDIST_TIMELINE, "
             "or start the job without --min-np."
         )
-    if engines.chosen() is not None:
+    if engines.requested() != engines.NATIVE:
         raise ValueError(
             "Only the native engine can run an elastic job. Unset TFDIST_ENGINE, or "
             "start the job without --min-np."

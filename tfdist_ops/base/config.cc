@@ -195,8 +195,11 @@ const std::vector<Row>& Table() {
                  "Folder in which a trace of all ranks is written, for ui.perfetto.dev "
                  "(docs/timeline.md); not set: none."),
       PythonText("TFDIST_ENGINE", "native", true,
-                 "What carries the tensors: native; or horovod, an installed Horovod "
-                 "(docs/horovod-engine.md)."),
+                 "What carries the tensors: native; mpi, the native engine with its data between "
+                 "hosts by MPI; or horovod, an installed Horovod (docs/engines.md)."),
+      PythonText("TFDIST_MPI_LIBRARY", nullptr, false,
+                 "Library that `make mpi` has compiled, for TFDIST_ENGINE=mpi; not set: the one in "
+                 "the folder of tfdist."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),

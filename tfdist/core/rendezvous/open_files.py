@@ -27,7 +27,7 @@ def descriptors_needed(links: int, sockets: int = 1) -> int:
         >>> open_files.descriptors_needed(15) - open_files.descriptors_needed(0)
         60
     """
-    each = max(_FILES_A_LINK, sockets)
+    each = max(_FILES_A_LINK, sockets + 1)  # with the timer of the MPI engine
     return len(os.listdir("/proc/self/fd")) + _OTHERS + each * links
 
 

@@ -9,6 +9,7 @@ once and stays open until the process ends, because launchers allow no second op
 | pmi | MPICH, Intel MPI, PALS, srun --mpi=pmi2 | a socket, PMI_FD |
 | pmix | Open MPI, srun --mpi=pmix | libpmix, which comes with them |
 | munge | srun without --mpi | a port of the first host, and MUNGE |
+| tfdist.core.mpi | all that start MPI, with `TFDIST_ENGINE=mpi` | a broadcast |
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from tfdist.core import mpi
 from tfdist.core.rendezvous.placement import Placement
 from tfdist.core.rendezvous.spaces import munge, pmi, pmix
 
@@ -57,6 +59,8 @@ def find(
     """
     if placement.local_size == placement.size:
         return None  # the ranks of one host meet without it
+    if environ.get("TFDIST_ENGINE") == mpi.NAME:
+        return mpi
     for module in (pmi, pmix, munge):
         name = module.__name__
         if name in _open:
