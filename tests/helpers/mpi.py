@@ -94,4 +94,6 @@ def over_hosts(hosts: Hosts, mpirun: list[str], folder: Path) -> list[str]:
     own = ["oob_tcp_if_include", f"{hosts.address}/24", "plm_ssh_agent", str(script)]
     pairs = [w for pair in (own[:2], own[2:]) for w in ("--prtemca", *pair)]
     place = ["--host", listed, "--map-by", "ppr:2:node:oversubscribe"]
+    # The hosts share /dev/shm, where the files of both would have the same names.
+    place += ["--mca", "btl", "^sm"]
     return [program, *place, *pairs, "-x", "PYTHONPATH", "-np", "4"]
