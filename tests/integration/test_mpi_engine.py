@@ -162,6 +162,27 @@ def test_a_library_that_is_missing_or_no_library_is_named(tmp_path):
         assert expected in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        ("mpich", "MPICH Version: 5"),
+        ("openmpi", "started by the mpirun of another MPI"),
+        (None, "which does not exist: run `make mpi`"),
+    ],
+)
+def test_doctor_looks_for_the_library(of, expected, tmp_path):
+    file = library(of) if of else tmp_path / "missing.so"
+    environ = {"TFDIST_ENGINE": "mpi", "TFDIST_MPI_LIBRARY": str(file)}
+    code = (
+        "import os; from tfdist.tools.doctor import checks; "
+        "print([finding.text for finding in checks.engine(os.environ)])"
+    )
+    words = [*command("mpich"), "1", sys.executable, "-c", code]
+    done = run_plain(words, tmp_path, **environ)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+
+
 def test_a_rank_that_does_not_come_is_an_error_at_the_deadline(kind, tmp_path):
     late = "import os, sys, time; from tfdist.core import world; " + (
         "rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']; "

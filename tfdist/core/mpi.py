@@ -58,17 +58,9 @@ def start(placement: Placement, generation: int, deadline: float) -> None:
         RendezvousError: there is no library, the process was not started by the mpirun
             or srun of this MPI, MPI failed, or a rank did not come in time.
     """
-    library = _library()
+    library = load_library()
+    version = check_launcher(placement)
     rank, size = ctypes.c_int(), ctypes.c_int()
-    buffer = ctypes.create_string_buffer(512)
-    _call(lambda: library.tfdist_mpi_version(buffer, len(buffer)), deadline)
-    version = " ".join(buffer.value.decode(errors="replace").split()[:3])
-    if _is_other_mpi(version, placement.source):  # MPI would abort the process
-        raise invalid(
-            f"the library of the MPI engine is compiled for {version}, but these "
-            f"ranks were started by the mpirun of another MPI ({placement.source}). "
-            f"{_REMEDY}"
-        )
     places = ctypes.byref(rank), ctypes.byref(size)
     _call(lambda: library.tfdist_mpi_start(*places), deadline)
     if rank.value != placement.rank or size.value < placement.size:
@@ -81,6 +73,24 @@ def start(placement: Placement, generation: int, deadline: float) -> None:
     _call(lambda: library.tfdist_mpi_connect(placement.size, generation), deadline)
     table = library.tfdist_mpi_messages()
     native.check(native.library().tfdist_use_messages(table))
+
+
+def check_launcher(placement: Placement) -> str:
+    """Returns the version of the library's MPI, which may have started the ranks.
+
+    Raises:
+        RendezvousError: there is no library, or another MPI has started the ranks.
+    """
+    buffer = ctypes.create_string_buffer(512)
+    load_library().tfdist_mpi_version(buffer, len(buffer))
+    version = " ".join(buffer.value.decode(errors="replace").split()[:3]).rstrip(",")
+    if _is_other_mpi(version, placement.source):  # it would abort the process
+        raise invalid(
+            f"the library of the MPI engine is compiled for {version}, but these "
+            f"ranks were started by the mpirun of another MPI ({placement.source}). "
+            f"{_REMEDY}"
+        )
+    return version
 
 
 def _is_other_mpi(version: str, source: str) -> bool:
@@ -96,7 +106,7 @@ def exchange(key: str, value: str | None, deadline: float) -> str:
     """Returns the value that rank 0 gives, as a key-value space does."""
     del key  # a broadcast has its own place in the order of the calls
     text = ctypes.create_string_buffer((value or "").encode(), _TEXT_BYTES)
-    _call(lambda: _library().tfdist_mpi_broadcast(text, _TEXT_BYTES), deadline)
+    _call(lambda: load_library().tfdist_mpi_broadcast(text, _TEXT_BYTES), deadline)
     return text.value.decode()
 
 
@@ -112,7 +122,7 @@ def finish() -> None:
     """
     thread, is_own = _state.thread, _state.pid == os.getpid()
     if thread is not None and is_own and _state.may_finish and not thread.is_stuck:
-        thread.call(_library().tfdist_mpi_finish, None)
+        thread.call(load_library().tfdist_mpi_finish, None)
 
 
 def _call(function: Callable[[], int], deadline: float) -> None:
@@ -126,7 +136,7 @@ def _call(function: Callable[[], int], deadline: float) -> None:
     def run() -> int:  # the library keeps an error for the thread that caused it
         status = function()
         if status != 0:
-            error.append(_library().tfdist_mpi_error())
+            error.append(load_library().tfdist_mpi_error())
         return status
 
     try:
@@ -143,7 +153,12 @@ def _call(function: Callable[[], int], deadline: float) -> None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
+    """Loads the library that `make mpi` has compiled, once.
+
+    Raises:
+        RendezvousError: it is missing, or does not load; the message says what to do.
+    """
     given = os.environ.get(LIBRARY_VARIABLE)
     path = Path(given) if given else LIBRARY_FOLDER / "libtfdist_mpi.so"
     if not path.is_file():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from tfdist.core import native, op_compiler
+from tfdist.core import mpi, native, op_compiler
 from tfdist.core.rendezvous.address import is_loopback, split_address
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.core.rendezvous.secret import read_secret_file
@@ -46,6 +46,7 @@ def machine(environ: Mapping[str, str], ranks: int) -> list[Finding]:
         python,
         packages,
         libraries,
+        lambda: engine(environ),
         lambda: limits(ranks),
         processors,
         names,
@@ -179,6 +180,17 @@ def libraries() -> list[Finding]:
         return [*found, Finding("operations", ERROR, f"{text}, and {error}")]
     remedy = f"They are compiled on first use by {compiler}: a minute, once."
     return [*found, Finding("operations", WARNING, text, remedy)]
+
+
+def engine(environ: Mapping[str, str]) -> list[Finding]:
+    """Whether the MPI engine, if it is selected, has a library that fits."""
+    if environ.get("TFDIST_ENGINE") != mpi.NAME:
+        return []
+    try:
+        version = mpi.check_launcher(detect(environ))
+    except native.CoreError as error:
+        return [Finding("MPI engine", ERROR, error.message)]
+    return [Finding("MPI engine", OK, version)]
 
 
 def limits(ranks: int) -> list[Finding]:
