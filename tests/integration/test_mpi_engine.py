@@ -79,8 +79,8 @@ def test_hosts_send_by_mpi_and_find_each_other_without_variables(kind, tmp_path)
         again = run([*words, *CLIENT, "again", "2"], tmp_path, of=kind, **environ)
     assert len(found) == 4
     assert len({total for total, _ in found}) == 1
-    by = {links for _, links in found}
-    assert by <= {"['mpi', 'shm']", "['shm']"} and "['mpi', 'shm']" in by
+    by = "".join(links for _, links in found)  # a rank may send on one way only
+    assert "mpi" in by and "shm" in by and "tcp" not in by
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("again and again") == 4
 
@@ -103,6 +103,8 @@ def test_the_standard_interface_of_mpi_is_enough(tmp_path):
 # ---- what fails ----
 
 
+# On a busy machine, a job of MPICH took over 60 s to end in 2 of about 20 runs.
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "raise", "exit"])
 def test_a_rank_that_fails_ends_the_job(kind, fault, tmp_path):
     mark = f"mark-{os.getpid()}-{kind}-{fault}"
