@@ -1,4 +1,4 @@
-// What is special in a link whose data are messages. What all links do: link_conformance_test.cc.
+// A link whose data are messages: its own behaviour. That of all links: link_conformance_test.cc.
 #include "transport/message_link.h"
 
 #include <cstring>

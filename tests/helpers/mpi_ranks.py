@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 from helpers import wire
@@ -47,7 +47,7 @@ class MpiWorker(Worker):
 
     def stacks(self) -> None:
         if self.alive:
-            self._process.send_signal(10)
+            self._process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         self.channel.close()
@@ -59,27 +59,8 @@ class MpiWorker(Worker):
 class MpiPool(Pool):
     """Workers of one mpirun; if one ends, all are started again."""
 
+    _settings: Mapping[str, str] = {"TFDIST_TRANSPORT": "tcp"}
     _mpirun: subprocess.Popen[bytes] | None = None
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        size: int,
-        *args: Any,
-        timeout_s: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        init: bool = True,
-        may_die: Collection[int] = (),
-    ) -> list[Any]:
-        return super().run(
-            function,
-            size,
-            *args,
-            timeout_s=timeout_s,
-            env={"TFDIST_TRANSPORT": "tcp", **(env or {})},
-            init=init,
-            may_die=may_die,
-        )
 
     def _kill_all(self) -> None:
         super()._kill_all()

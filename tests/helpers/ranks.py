@@ -110,6 +110,8 @@ class Pool:
         imports: "tensorflow", or "core": what does not use it starts in no time.
     """
 
+    _settings: Mapping[str, str] = {}  # TFDIST_* variables of all calls
+
     def __init__(
         self, environ: Mapping[str, str] | None = None, imports: str = "tensorflow"
     ) -> None:
@@ -163,6 +165,7 @@ class Pool:
                 "init": init,
                 "generation": self._calls,
                 "environ": {
+                    **self._settings,
                     **(env or {}),
                     "TFDIST_RANK": str(rank),
                     "TFDIST_SIZE": str(size),

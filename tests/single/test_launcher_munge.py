@@ -61,7 +61,7 @@ def soon(seconds=20.0):
 
 
 def in_threads(*calls):
-    """What each call returned, or the text of its error."""
+    """The result of each call, or the text of its error."""
     found = [""] * len(calls)
 
     def run(index):
