@@ -17,15 +17,55 @@ FOLDER = ROOT / "deploy"
 TOOLS = ROOT / "build" / "schemas"
 PACKAGES = ("kubernetes-validate", "kubeflow-trainer-api")
 # The built-in kinds by their published JSON schemas, the others by the models of
-# Kubeflow, whose own field for unknown names must stay empty.
+# Kubeflow, whose own field for unknown names must stay empty. No package has the schema
+# of an MPIJob: its own fields are those of the MPI Operator 0.6 (its API v2beta1), and
+# its pods are checked as pods.
 CHECK = """
 import json, sys
+import jsonschema
 import kubernetes_validate
 from kubeflow_trainer_api import models
 MODELS = {
     "JobSet": models.JobsetV1alpha2JobSet,
     "TrainJob": models.TrainerV1alpha1TrainJob,
 }
+def fields(required=(), **properties):
+    names = {"properties": properties, "additionalProperties": False}
+    return {"type": "object", "required": list(required), **names}
+count, text, anything = {"type": "integer", "minimum": 0}, {"type": "string"}, {}
+replicas = fields(
+    ["replicas", "template"],
+    replicas={"type": "integer", "minimum": 1},
+    restartPolicy={"enum": ["Never", "OnFailure"]},
+    template=fields(["spec"], metadata=anything, spec=anything),
+)
+MPI_JOB = fields(
+    ["metadata", "spec"],
+    apiVersion={"const": "kubeflow.org/v2beta1"},
+    kind={"const": "MPIJob"},
+    metadata=anything,
+    spec=fields(
+        ["mpiReplicaSpecs"],
+        mpiImplementation={"enum": ["OpenMPI", "Intel", "MPICH"]},
+        slotsPerWorker={"type": "integer", "minimum": 1},
+        launcherCreationPolicy={"enum": ["AtStartup", "WaitForWorkersReady"]},
+        runLauncherAsWorker={"type": "boolean"},
+        sshAuthMountPath=text,
+        runPolicy=fields(
+            cleanPodPolicy={"enum": ["None", "Running", "All"]},
+            ttlSecondsAfterFinished=count,
+            activeDeadlineSeconds=count,
+            backoffLimit=count,
+            suspend={"type": "boolean"},
+        ),
+        mpiReplicaSpecs=fields(["Launcher"], Launcher=replicas, Worker=replicas),
+    ),
+)
+def pods_of(job):
+    for name, part in job["spec"]["mpiReplicaSpecs"].items():
+        metadata = {**part["template"].get("metadata", {}), "name": name.lower()}
+        head = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        yield {**head, "spec": part["template"]["spec"]}
 def unknown(given, read, path=""):
     if isinstance(given, dict):
         for name, value in given.items():
@@ -41,6 +81,10 @@ for document in json.load(sys.stdin):
         read = model.from_dict(document).to_dict()
         wrong = list(unknown(document, read))
         assert not wrong, wrong
+    elif document["kind"] == "MPIJob":
+        jsonschema.validate(document, MPI_JOB)
+        for pod in pods_of(document):
+            kubernetes_validate.validate(pod, "1.30", strict=True)
     else:
         kubernetes_validate.validate(document, "1.30", strict=True)
 """
@@ -74,14 +118,24 @@ def check(tools, found):
 
 @pytest.mark.slow
 @deadline(300)
-@pytest.mark.parametrize("name", ["indexed-job.yaml", "jobset.yaml", "trainjob.yaml"])
-def test_the_manifests_fit_their_schemas(tools, name):
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("indexed-job.yaml", ["mountPath"]),
+        ("jobset.yaml", ["mountPath"]),
+        ("trainjob.yaml", ["mountPath"]),
+        ("mpijob.yaml", ["tcpSocket", "cleanPodPolicy", "slotsPerWorker"]),
+    ],
+)
+def test_the_manifests_fit_their_schemas(tools, name, fields):
     found = documents(name)
     done = check(tools, found)
     assert done.returncode == 0, done.stderr
-    # A misspelt field at the deepest level is noticed.
-    text = json.dumps(found).replace('"mountPath"', '"mountpath"', 1)
-    assert check(tools, json.loads(text)).returncode != 0
+    for field in fields:  # a misspelt one is noticed, also at the deepest level
+        text = json.dumps(found)
+        wrong = text.replace(f'"{field}"', f'"{field.lower()}"')
+        assert wrong != text
+        assert check(tools, json.loads(wrong)).returncode != 0, field
 
 
 def container(document):
@@ -115,6 +169,18 @@ def test_the_scripts_are_valid(name):
         ["bash", "-n", str(FOLDER / name)], capture_output=True, text=True, timeout=20
     )
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_the_mpirun_of_an_mpijob_starts_as_many_ranks_as_its_workers_take():
+    (job,) = documents("mpijob.yaml")
+    parts = job["spec"]["mpiReplicaSpecs"]
+    command = container(parts["Launcher"])["command"]
+    ranks = int(command[command.index("-n") + 1])
+    assert ranks == parts["Worker"]["replicas"] * job["spec"]["slotsPerWorker"]
+    port = container(parts["Worker"])["readinessProbe"]["tcpSocket"]["port"]
+    image = (FOLDER / "Dockerfile.mpi").read_text()
+    assert image.count(f"'Port {port}'") == 2  # of ssh and of sshd
+    assert job["spec"]["sshAuthMountPath"] in image
 
 
 def test_the_image_copies_files_that_exist():
