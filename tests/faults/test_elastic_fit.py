@@ -64,6 +64,24 @@ def test_ranks_are_lost_at_the_end_of_an_epoch_and_after_a_step(tmp_path):
 
 
 @pytest.mark.slow
+@deadline(150)
+def test_a_newcomer_may_become_rank_0_while_it_joins(tmp_path):
+    """The rank 0 that it would join is lost while it shares its state."""
+    (tmp_path / "slow").touch()
+    for kill in ("1-3-2-before", "0-0-0-share"):
+        (tmp_path / f"kill-{kill}").touch()
+    options = ("-np", "3", "--min-np", "1", "--max-restarts", "1")
+    process = start(tmp_path, *options, *command(tmp_path, 100_000))
+    until(lambda: has_joined(tmp_path, 3), 90.0)
+    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 12
+    finish_at(tmp_path, process, epochs)
+    check(tmp_path, epochs)
+    steps = steps_of(tmp_path)
+    assert {step["rank"] for step in steps[3]} == {0}
+    assert sizes(steps[2]) == [3, 2]
+
+
+@pytest.mark.slow
 @deadline(300)
 @pytest.mark.parametrize("member", [0, 2])
 def test_a_validation_includes_the_samples_of_a_lost_rank(tmp_path, member):

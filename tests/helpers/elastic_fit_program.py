@@ -18,9 +18,9 @@ if it is a newcomer.
 A file FOLDER/kill-MEMBER-EPOCH-STEP-PLACE makes a member kill itself at this place:
 "before" or "after" the step, after a step of the "validation", or at the "end" of the
 epoch (STEP is the last one) or of `fit` (EPOCH and STEP are the last ones, PLACE is
-"fit"). FOLDER/term-... makes it send SIGTERM to itself; FOLDER/hold-... makes it wait
-until the file is removed. If there is a file FOLDER/stop with a number, all ranks stop
-after so many epochs.
+"fit"), or when it shares its state with others (0, 0, "share"). FOLDER/term-... makes
+it send SIGTERM to itself; FOLDER/hold-... makes it wait until the file is removed. If
+there is a file FOLDER/stop with a number, all ranks stop after so many epochs.
 """
 
 import json
@@ -135,6 +135,7 @@ def main(folder, epochs, options):
     import tensorflow as tf
 
     import tfdist
+    from tfdist.callbacks._fit_state import FitState
 
     tfdist.init()
     member, size = int(os.environ.get("TFDIST_MEMBER", tfdist.rank())), tfdist.size()
@@ -149,6 +150,14 @@ def main(folder, epochs, options):
                 os.kill(os.getpid(), number)
         while (folder / f"hold-{member}-{epoch}-{step}-{place}").exists():
             time.sleep(0.01)
+
+    broadcast = FitState._broadcast
+
+    def broadcast_or_die(*arguments):
+        kill_if_asked(0, 0, "share")
+        return broadcast(*arguments)
+
+    FitState._broadcast = broadcast_or_die
 
     class Counting(keras.Model):
         """Its weights are the uses of the samples; its loss is their sum."""

@@ -39,9 +39,9 @@ _Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
 
 @dataclass
 class _Program:
-    """Facts about the program that runs in this process."""
+    """State that is kept over all calls of `fit` in this process."""
 
-    was_used: bool = False
+    was_used: bool = False  # whether a call of `fit` in an elastic job used Elastic
 
 
 _program = _Program()
@@ -50,21 +50,21 @@ _program = _Program()
 class ElasticFit(keras.callbacks.Callback):
     """Runs the steps and the hooks of one elastic `fit`; the last callback of its list.
 
-    It replaces the train function, the method that validates, and the methods of the
-    list that call the hooks. What needs the other ranks (a step, a validation, a hook
-    with collective operations) is counted when it is complete on all ranks, so that the
-    ranks know after a loss where each of them was. Ranks join and leave before a
-    step, after its first hook: a rank that has run the hook does not run it again.
+    It replaces the model's train function and `evaluate`, and the methods of the list
+    that call hooks. Each rank counts the steps, validations and hooks with collective
+    operations that all ranks have completed. After a loss, these counts show how far
+    each rank was. Ranks join and leave before a step, after its hooks
+    `on_train_batch_begin`; a rank that has run these hooks does not run them again.
 
-    In a job that is not elastic, it only leaves out the steps of an earlier job, and
-    those that the larger batches of a `BatchSchedule` do not need.
+    In a job that is not elastic, it only skips the steps of an earlier job, and steps
+    for which no samples are left because of the larger batches of a `BatchSchedule`.
 
     Args:
-        callbacks: the list of the `fit`.
+        callbacks: the callback list of `fit`.
         source: the batches, from `tfdist.data.global_batches`.
-        step_size: variable with the number of samples of a step and the number of
-            ranks, which traced functions use.
-        start: number of steps that an earlier job has done.
+        step_size: variable with the number of samples in a step and the number of
+            ranks; traced functions read it.
+        start: number of steps that an earlier job has completed.
     """
 
     described_as = "the elastic training"  # in messages, as users do not create it
@@ -96,15 +96,15 @@ class ElasticFit(keras.callbacks.Callback):
         self._generations = Generations(hides_failures=False, progress=self._progress)
         self._state = FitState(self.model, self._shared_callbacks())
         self._function = self.model.train_function
-        self._is_left_out = False  # the current step, as no samples are left for it
-        self._starts_at: Place | None = None  # after the steps of an earlier job
+        self._is_left_out = False  # whether no samples are left for the current step
+        self._starts_at: Place | None = None  # first place after an earlier job's steps
         self._place = place_of_step(0, 0)
         self._logs: dict[str, Any] = {}
         self._step_logs: Any = {}  # of the latest step
         self._last_rank = runtime.rank()
-        self._resumes_at: Place | None = None  # in a newcomer that has joined
+        self._resumes_at: Place | None = None  # place at which a newcomer joins
         self._received: Received | None = None
-        self._iterator: Any = None  # of the current ranks, if they have changed
+        self._iterator: Any = None  # for the current ranks, if they have changed
         self._needs_iterator = False
         self._epoch = self._step = 0
         self._set_step_size()
@@ -133,7 +133,7 @@ class ElasticFit(keras.callbacks.Callback):
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Waits until the other ranks have come here."""
+        """Waits until the other ranks have reached this hook."""
         if self._generations.is_elastic:
             collectives.barrier(name="end of the elastic fit")
 
@@ -170,12 +170,12 @@ class ElasticFit(keras.callbacks.Callback):
         """Undoes the changes to the model and the list; also after an error."""
         self._source.release()
         self._generations.end()
-        # A later fit has steps without an exchange of the metrics.
+        # The steps of a later fit do not exchange metrics.
         self._methods.undo(None if self._generations.is_elastic else self._function)
         self.model._initial_epoch = 0
 
     def _rehearse(self) -> None:
-        """Runs one step alone, so that nobody waits while it is traced."""
+        """Runs one step on this rank alone, so that no rank waits for its tracing."""
         self._source.seek(0)
         logs = self._function(iter(self._source.dataset))
         # Steps that this rank skips return these logs.
@@ -187,6 +187,7 @@ class ElasticFit(keras.callbacks.Callback):
         """Joins the other ranks, and sets the epoch in which `fit` begins."""
         self._enter_next_generation()
         if self._received is None:
+            self._notify_callbacks()
             return
         self._resumes_at = self._received.place
         epochs = int(self.params["epochs"])
@@ -224,7 +225,7 @@ class ElasticFit(keras.callbacks.Callback):
         return self._step_logs
 
     def _take_step(self, received: Received, place: Place) -> None:
-        """Takes the result of a step from a rank that has completed or left it out."""
+        """Takes the result of a step from a rank that has completed or skipped it."""
         state, calls = self._state, received.position.calls
         self._is_left_out = calls == state.position.calls
         state.take_step(received, place)
@@ -238,10 +239,10 @@ class ElasticFit(keras.callbacks.Callback):
         )
 
     def _run_step(self, place: Place, iterator: Any) -> None:
-        """Runs a step on the current ranks, and moves the position.
+        """Runs a step on the current ranks, and advances the position in the data.
 
         If the number of ranks has grown, too few samples may be left for a step. The
-        ranks then agree to leave it out, and the epoch ends.
+        ranks then skip the step together, and the epoch ends.
         """
         state, after = self._state, self._position_after()
         self._is_left_out = after.calls == state.position.calls
@@ -269,7 +270,7 @@ class ElasticFit(keras.callbacks.Callback):
         return self._iterator or iterator
 
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of steps done, and a larger one if others follow."""
+        """Returns the number of completed calls, and a larger number if more follow."""
         calls, samples = self._state.position
         is_last = self._epoch + 1 >= int(self.params["epochs"])
         if self.model.stop_training or (is_last and samples >= self._source.total):
@@ -277,7 +278,7 @@ class ElasticFit(keras.callbacks.Callback):
         return calls, calls + 1
 
     def _announce_steps(self, place: Place) -> None:
-        """Tells the callbacks the steps of the epoch, if epochs differ in them."""
+        """Tells the callbacks the number of steps, if it may differ between epochs."""
         source, size = self._source, runtime.size()
         if source.steps_vary and place < place_of_validation(self._epoch):
             done = place.batches_done(self.model.steps_per_execution)
@@ -311,14 +312,14 @@ class ElasticFit(keras.callbacks.Callback):
                 values = state.read()
                 self._recover(place)
                 if is_complete and state.completed > before:
-                    # Only the exchange has failed here: the others have gone on.
+                    # Only the exchange has failed here: the others have continued.
                     state.assign(values)
                     return logs
 
     # ---- hooks ----
 
     def call_hook(self, hook: str, arguments: tuple[Any, ...], logs: Any) -> None:
-        """Calls a hook of all callbacks, and repeats it where a rank is lost."""
+        """Calls a hook of all callbacks; repeats a call in which a rank is lost."""
         if hook == "on_epoch_begin":
             self._begin_epoch(arguments[0])
         elif hook == "on_train_batch_begin":
@@ -330,7 +331,7 @@ class ElasticFit(keras.callbacks.Callback):
         logs = {} if logs is None else pythonify_logs(logs)
         number = -1
         for callback in list(self._list.callbacks):
-            # Rank 0 alone may show a progress bar.
+            # Not counted, because only rank 0 may show a progress bar.
             number += not isinstance(callback, keras.callbacks.ProgbarLogger)
             if hook not in self._hooks[id(callback)]:
                 continue
@@ -349,7 +350,7 @@ class ElasticFit(keras.callbacks.Callback):
         """Sets the position to the beginning of an epoch."""
         self._state.position = self._state.position._replace(samples=0)
         self._epoch, self._step = epoch, 0
-        # The dataset of `fit` asserts a number of steps.
+        # The dataset that `fit` reads asserts a fixed number of steps.
         self._iterator, self._needs_iterator = None, self._source.steps_vary
         if self._generations.is_elastic and self._resumes_at is None:
             self._state.reset_metrics()
@@ -376,7 +377,7 @@ class ElasticFit(keras.callbacks.Callback):
                 getattr(callback, hook)(*arguments, logs)
                 is_complete = True
                 if eager_calls() != calls:
-                    # Nobody goes on before all ranks have completed the hook.
+                    # No rank continues before all ranks have completed the hook.
                     collectives.barrier(name="elastic.hook")
                     state.completed = before + 1
                 return
@@ -391,7 +392,7 @@ class ElasticFit(keras.callbacks.Callback):
                 _replace(logs, logs_before)
                 self._recover(place, logs)
                 if is_complete and state.completed > before:
-                    # Only the barrier has failed here: the others have gone on.
+                    # Only the barrier has failed here: the others have continued.
                     vars(callback).update(changed)
                     _replace(logs, logs_after)
                     state.assign(values)
@@ -400,10 +401,10 @@ class ElasticFit(keras.callbacks.Callback):
     # ---- skipping to the place of the other ranks ----
 
     def _skips(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
-        """Returns whether this rank leaves out a place.
+        """Returns whether this rank skips a place.
 
-        A newcomer leaves out what the other ranks have done. All ranks leave out the
-        steps that an earlier job has done.
+        A newcomer skips the places that the other ranks have passed. All ranks skip the
+        steps that an earlier job has completed.
         """
         if self._starts_at is not None and place.is_of_step:
             if place < self._starts_at:
@@ -419,6 +420,7 @@ class ElasticFit(keras.callbacks.Callback):
         received, self._received = self._received, None
         if received is not None:
             self._state.take_all(received, place)
+            self._notify_callbacks()
             self._needs_iterator = True
             self._announce_steps(place)
             if not place.is_of_step:
@@ -435,15 +437,16 @@ class ElasticFit(keras.callbacks.Callback):
     def _recover(
         self, place: Place, logs: dict[str, Any] | None = None
     ) -> Received | None:
-        """Enters the next generation from a place, with the state at its beginning.
+        """Enters the next generation, with the state that was saved at this place.
 
         Returns:
-            The state of the other ranks if they have completed the step, or the hook,
+            The state of another rank, if it has completed the step, validation or hook
             at this place; else None.
         """
         self._place, self._logs = place, dict(logs or {})
         self._state.restore()
         self._enter_next_generation()
+        self._notify_callbacks()
         received, self._received = self._received, None
         if self._generations.is_last:
             self._save_and_end(place, received)
@@ -468,6 +471,13 @@ class ElasticFit(keras.callbacks.Callback):
         enter_next(self._generations, self._state.completed, lines, self._share)
         self._needs_iterator = True
         self._announce_steps(self._place)
+
+    def _notify_callbacks(self) -> None:
+        """Tells the callbacks that the ranks have changed.
+
+        Called when the state of the callbacks is up to date: a newcomer that is rank 0
+        opens files, for example, which the state of another rank does not have.
+        """
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:
