@@ -83,6 +83,28 @@ def test_it_is_the_file_that_is_saved_in_the_foreground(tmp_path):
         assert all(map(np.array_equal, *states))
 
 
+def test_memory_is_used_again_when_the_file_is_written_and_freed_at_the_end(tmp_path):
+    model = checkpoint_program.build()
+    checkpoint = Held(tmp_path / "{step}.keras")
+    checkpoint.set_model(model)
+    addresses = []
+    for step in (1, 2, 3, 4):
+        checkpoint_program.set_step(model, step)
+        checkpoint.save_now({}, None)
+        if step == 1:  # while this file waits, its values must stay
+            continue
+        checkpoint.may_write.set()
+        assert checkpoint._writer.wait(20)
+        arrays = [array for _, array in checkpoint._snapshots._unused.values()]
+        addresses.append([array.ctypes.data for array in arrays])
+    assert addresses[0] == addresses[1] == addresses[2] != []
+    for step in (1, 2, 3, 4):
+        loaded = keras.models.load_model(tmp_path / f"{step}.keras")
+        assert checkpoint_program.wrong_with(loaded, step) == ""
+    checkpoint.on_train_end()
+    assert checkpoint._snapshots._unused == {}
+
+
 @pytest.mark.parametrize(
     "recovers", [pytest.param(False, marks=pytest.mark.slow), True]
 )

@@ -14,56 +14,82 @@ from keras.src.saving.saving_lib import get_attr_skipset
 
 from tfdist.training.model_optimizers import optimizers_of
 
+# Variables and their values. The keys are the identities of the variables, which no
+# other object can get while the variable is in the table.
+_Values = dict[int, tuple[Any, np.ndarray]]
+
 
 class ModelSnapshots:
     """Copies the variables of a model to host memory.
 
-    A variable of a custom layer or attribute may be saved by Keras although it is in no
-    list of the model. Such a variable is part of the copies that are made after the
-    first attempt to save it.
+    Keras may save a variable of a custom layer or attribute although it is in no list
+    of the model. Such a variable is copied only after a first attempt to save it, which
+    fails.
+
+    The arrays of a snapshot that is no longer needed are reused: copying into new
+    memory takes several times as long, because the kernel clears each page first.
     """
 
     def __init__(self) -> None:
         self._further: list[Any] = []
+        self._unused: _Values = {}  # of the last snapshot that was released
 
     def take(self, model: keras.Model) -> ModelSnapshot:
         """Returns copies of the current values."""
-        variables = [*_variables_of(model), *self._further]
-        values = [variable.numpy() for variable in variables]  # copies
-        return ModelSnapshot(variables, values, self._further)
+        unused, self._unused = self._unused, {}
+        values: _Values = {}
+        for variable in [*_variables_of(model), *self._further]:
+            _, array = unused.get(id(variable), (None, None))
+            values[id(variable)] = variable, _copy(variable, array)
+        return ModelSnapshot(values, self._further)
+
+    def release(self, snapshot: ModelSnapshot) -> None:
+        """Lets a later snapshot overwrite this one; may be called by another thread."""
+        self._unused = snapshot.values
+
+    def free(self) -> None:
+        """Frees the memory that was kept for later snapshots."""
+        self._unused = {}
 
 
 class ModelSnapshot:
     """The values of a model's variables at one moment.
 
     Args:
-        variables: Keras variables.
-        values: their values, as NumPy arrays.
-        missing: variables without a value that were needed are appended to this list.
+        values: the variables and their values.
+        missing: list to which variables are appended that were read but have no value.
+
+    Attributes:
+        values: the variables and their values.
     """
 
-    def __init__(
-        self, variables: list[Any], values: list[Any], missing: list[Any]
-    ) -> None:
-        # With the variables themselves, so that no other object gets their identities.
-        pairs = zip(variables, values, strict=True)
-        self._values = {id(v): (v, value) for v, value in pairs}
+    def __init__(self, values: _Values, missing: list[Any]) -> None:
+        self.values = values
         self._missing = missing
 
     @contextlib.contextmanager
     def as_values(self) -> Iterator[None]:
-        """In this thread, variables have the values of the snapshot."""
+        """Gives the variables the values of the snapshot, in this thread only."""
         _prepare_thread()
-        with _Scope(self._values, self._missing):
+        with _Scope(self.values, self._missing):
             yield
 
 
-def _prepare_thread() -> None:
-    """Lets Keras save an optimizer in a scope, in this thread.
+def _copy(variable: Any, array: np.ndarray | None) -> np.ndarray:
+    """Returns a copy of a variable's value, in `array` if that fits."""
+    value = np.asarray(tf.convert_to_tensor(variable))  # shares the variable's buffer
+    if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
+        return value.copy()
+    np.copyto(array, value)
+    return array
 
-    To learn which attributes of an optimizer are variables of their own, Keras creates
-    another optimizer, which is not possible in a scope. It looks for the names of the
-    attributes here first, but Keras 3.15 stores them under a different name.
+
+def _prepare_thread() -> None:
+    """Lets Keras save an optimizer in a `_Scope`, in this thread.
+
+    To find out which attributes of an optimizer to skip, Keras creates another
+    optimizer, which is not possible in a scope. Keras first looks up their names under
+    the key below, but Keras 3.15 stores them under a different key.
     """
     names = get_attr_skipset("Optimizer")
     global_state.set_global_attribute("saving_attr_skiplist_Optimizer", names)
@@ -72,9 +98,7 @@ def _prepare_thread() -> None:
 class _Scope(keras.StatelessScope):
     """Keras reads the values of variables from it, in the thread that entered it."""
 
-    def __init__(
-        self, values: dict[int, tuple[Any, np.ndarray]], missing: list[Any]
-    ) -> None:
+    def __init__(self, values: _Values, missing: list[Any]) -> None:
         super().__init__(initialize_variables=False)
         self._values = values
         self._missing = missing

@@ -1,4 +1,4 @@
-"""Checkpoint: rank 0 saves atomically, with a checksum, also in the background."""
+"""Checkpoint: saves the model atomically on rank 0, optionally in the background."""
 
 from __future__ import annotations
 
@@ -39,58 +39,68 @@ class Checkpoint(RankCallback):
 
     A file appears under its name only when it is complete and on disk: it is written
     under a temporary name in the same folder (".partial-..."), flushed, and renamed. If
-    that fails, the previous file is kept, and the error is raised on all ranks. Partial
-    files of a killed process are removed by a save at least an hour later. The other
+    that fails, the previous file is kept, and all ranks raise an error. Partial files
+    of a killed process are removed by the first save at least an hour later. The other
     ranks wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
     since some weights may already have been changed.
 
-    The SHA-256 of the file is in NAME.sha256 beside it. `tfdist.restore` compares it
-    and, given a folder or a pattern, skips damaged files. Keras loads the files without
-    tfdist.
+    The SHA-256 checksum of a file NAME is in NAME.sha256 in the same folder.
+    `tfdist.restore` verifies it and, given a folder or a pattern, skips damaged files.
+    Keras can load the files without tfdist.
 
-    With `background`, the training waits only until rank 0 has copied the variables to
-    host memory; a thread writes the file from the copies. If a save is due before the
-    previous file is complete, its copies wait; the copies of a third save replace them,
-    with a warning. So rank 0 needs memory for two copies of the variables, and for a
-    third one for a moment. A failed write (a full disk) is a warning on rank 0: the
-    training goes on, and the next save tries again. At the end of `fit`, and when
+    With `background`, training waits only until rank 0 has copied the variables to host
+    memory; a thread writes the file from this copy. If a save is due before the
+    previous file is complete, its copy waits. If another save is due meanwhile, the
+    newer copy replaces the waiting one, with a warning. Rank 0 keeps the memory of one
+    copy until the end of `fit`. If saves overlap, it needs a second copy, and briefly a
+    third. If a write fails (for example on a full disk), rank 0 logs a warning,
+    training continues, and the next save tries again. At the end of `fit`, and when
     `StopOnSignal` ends the job, all ranks wait for the file, and a failed write is
     repeated once.
 
-    The moving statistics of batch normalisation are combined over the ranks before a
-    save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
-    earlier also needs `CombineMovingStatistics` to match the saved model. Accumulated
-    gradients (`gradient_accumulation_steps`) are averaged over the ranks before a save;
-    all ranks, and a training resumed from the file, continue with the mean, which gives
-    the same update. Whole models are saved with the state of their random number
-    generators (dropout), which Keras does not save.
+    Before a save, the moving statistics of batch normalization are combined over the
+    ranks, as by `tfdist.layers.combine_moving_statistics`. Add
+    `CombineMovingStatistics` to the list if `monitor` is a validation metric, so that
+    validation uses the statistics of the saved model. Accumulated gradients
+    (`gradient_accumulation_steps`) are averaged over the ranks before a save. All ranks
+    continue with the mean, and so does training that is resumed from the file; the next
+    update is the same as without the save. Whole models are saved with the state of
+    their random number generators (dropout), which Keras does not save.
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
-            `save_weights_only`; may contain `{epoch}`, `{batch}`, `{step}` (updates
-            since the very first, also over resumed trainings) and names of the logs,
-            e.g. "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal` replaces names
-            that have no value yet by "none". Not on a remote file system ("gs://...").
+            `save_weights_only`; may contain `{epoch}`, `{batch}`, `{step}` (number of
+            updates so far, including those before training was resumed) and names in
+            the logs, e.g. "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal`
+            writes "none" for names that have no value yet. Remote file systems
+            ("gs://...") are not supported.
         monitor: name in the logs that decides which model is best; default "val_loss".
-            Put `MetricAverage` first, else it is rank 0's own value.
-        save_best_only: save only if `monitor` improved; default False. An epoch that
-            `validation_freq` leaves without validation has no `val_...` and no save.
-        save_weights_only: default False: the whole model with its optimizer.
-        mode: "min", "max" or "auto" (default), as in Keras: the direction of the
-            model's metric of that name; min for losses. For other names that contain
-            acc, auc, precision, recall or f1 it is max.
-        save_freq: "epoch" (default), or a number of steps; with gradient accumulation,
-            a save is delayed until the current accumulation is complete.
+            Put `MetricAverage` before this callback; otherwise the value is that of
+            rank 0 alone.
+        save_best_only: save only if `monitor` improved; default False. If `monitor` is
+            a validation metric, epochs without validation (`validation_freq`) are not
+            saved.
+        save_weights_only: save weights only, as `model.save_weights` does; default
+            False: the whole model with its optimizer.
+        mode: "min", "max" or "auto" (default): whether smaller or larger values are
+            better. "auto" takes the direction that the model's metric of that name
+            declares, as in Keras, and "min" for losses. For other names that contain
+            acc, auc, precision, recall or f1, it takes "max".
+        save_freq: "epoch" (default), or the number of steps between two saves; with
+            gradient accumulation, a save is delayed until the current accumulation is
+            complete.
         initial_value_threshold: with `save_best_only`, the value of `monitor` that the
-            first save has to improve on, e.g. the best of a resumed training; default
-            None: any value.
-        keep: number of complete files to keep, at least 1; older files of this training
-            are removed after a new one is complete; default None: all.
-        verbose: 1: rank 0 prints what it saved; default 0.
-        background: write files on a thread while the training goes on; default False.
-            Needs the same value on all ranks. State that is not in variables of Keras
-            is read while the file is written.
-        timeout_s: seconds that the other ranks wait; default `TFDIST_TIMEOUT_S`.
+            first save has to improve on, e.g. the best value before training was
+            resumed; default None: any value.
+        keep: number of complete files to keep, at least 1; older files that this
+            callback has saved are removed after a new one is complete; default None:
+            all.
+        verbose: 1: rank 0 prints the epoch and the path of each save; default 0.
+        background: whether a thread writes files while training continues; default
+            False. Needs the same value on all ranks. State that is not in variables of
+            Keras is not copied; it is read while the file is written.
+        timeout_s: seconds that the other ranks wait for rank 0; default
+            `TFDIST_TIMEOUT_S`.
 
     Raises:
         ValueError: an argument is out of range; after the first step, on all ranks, if
@@ -99,6 +109,7 @@ class Checkpoint(RankCallback):
         RuntimeError: an aborted step has changed only some of the weights; the message
             names the last good step.
         OSError: on rank 0, without `background`: the file could not be written.
+        tfdist.MismatchError: at a save, on all ranks: the ranks' weights differ.
         tfdist.RankFailedError: on the other ranks, if rank 0 raised an error.
 
     Example:
@@ -169,7 +180,7 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
-        self._names: list[str] = []  # of the files, on all ranks; some may not exist
+        self._names: list[str] = []  # file names, on all ranks; some may not exist
         self._steps = 0
         self._snapshots = ModelSnapshots()
         self._writer = BackgroundWriter()
@@ -186,7 +197,7 @@ class Checkpoint(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Saves every `save_freq` steps, if it is a number."""
+        """Saves every `save_freq` steps, if `save_freq` is a number."""
         super().on_train_batch_end(batch, logs)
         self._choose_mode()  # metrics exist after the first batch
         if not isinstance(self.save_freq, int):
@@ -207,12 +218,13 @@ class Checkpoint(RankCallback):
         """Waits until the last file is complete."""
         super().on_train_end(logs)
         self.wait_until_finished()
+        self._snapshots.free()
 
     def on_saved(self, path: Path) -> None:
-        """Called on rank 0 when a file is complete; removes files beyond `keep`.
+        """Removes files beyond `keep`; called on rank 0 when a file is complete.
 
-        With `background`, it runs on the thread that writes, so it must not call
-        collective operations.
+        With `background`, this method runs on the thread that writes, so it must not
+        call collective operations.
 
         Args:
             path: path of the file.
@@ -227,9 +239,9 @@ class Checkpoint(RankCallback):
     def wait_until_finished(self) -> None:
         """Waits for the files that `background` is still writing; all ranks call it.
 
-        A failed write of the newest file is repeated once. If that takes longer than
-        half of `timeout_s`, the ranks go on with a warning, and the program ends when
-        the file is complete.
+        A failed write of the newest file is repeated once. If the file is not complete
+        after half of `timeout_s`, the ranks continue with a warning, and the program
+        exits only when the file is complete.
         """
         if not self.background:
             return
@@ -246,11 +258,11 @@ class Checkpoint(RankCallback):
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
         """Saves on rank 0; all ranks call it, and return or raise together.
 
-        With `background` it returns before the file is written.
+        With `background`, this method returns before the file is written.
 
         Args:
-            logs: the current metrics, for the name and `monitor`.
-            batch: the step in the epoch, from 0; None at the end of an epoch.
+            logs: the current metrics, for the file name and `monitor`.
+            batch: index of the step in the epoch, from 0; None at the end of an epoch.
         """
         check_not_torn()
         self._choose_mode()
@@ -273,7 +285,7 @@ class Checkpoint(RankCallback):
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
     ) -> tuple[str, float | None] | None:
-        """Saves; returns the file's name and the best value so far, if it did."""
+        """Saves if due; returns the file's name and the best value, or None."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
@@ -302,6 +314,7 @@ class Checkpoint(RankCallback):
             alone = single_rank_code(_PLACE, ranks, others_wait=False)
             with alone, using_snapshot(), snapshot.as_values():
                 self._save(path, model, epoch)
+            self._snapshots.release(snapshot)
 
         self._writer.submit(Job(path, write))
 
@@ -322,8 +335,8 @@ class Checkpoint(RankCallback):
             ended = self._writer.wait(deadline_s - time.monotonic())
         if not ended:
             _logger.warning(
-                "A checkpoint (%s) is still being written after %g s. The ranks go "
-                "on, and the program ends when the file is complete.",
+                "A checkpoint (%s) is still being written after %g s. The ranks "
+                "continue, and the program ends when the file is complete.",
                 self.filepath,
                 timeout_s / 2,
             )
@@ -387,7 +400,7 @@ def between_updates(model: keras.Model) -> bool:
 
 
 def _check_names(filepath: str) -> None:
-    """Raises ValueError if the name cannot be formatted with any names."""
+    """Raises ValueError if `filepath` is not a format string with named fields."""
     problem = None
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(filepath)]
@@ -399,5 +412,5 @@ def _check_names(filepath: str) -> None:
     if problem is not None:
         raise ValueError(
             "Expected a filepath with names in braces, e.g. 'model-{epoch:03d}.keras', "
-            f"got {filepath!r}: {problem}. Write '{{{{' and '}}}}' for braces."
+            f"got {filepath!r}: {problem}. To get a brace in the name, write it twice."
         )

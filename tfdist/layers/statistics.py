@@ -111,8 +111,8 @@ def combine_at(
         process_set=process_set,
     )
     share = _share(own, shared, list(members_of(process_set)))
-    if not layers:
-        return 0
+    if not layers or len(shared) == 1:
+        return len(layers)  # nothing to combine
     pairs = [pair for layer in layers for pair in _pairs(layer)]
     means = _flat([mean for mean, _, _ in pairs])
     variances = _flat([spread for _, spread, _ in pairs])
