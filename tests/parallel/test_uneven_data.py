@@ -337,7 +337,7 @@ def fit_once(callbacks, optimizer=None, train_step=None, executions=1):
         (
             [["UnevenData", {}], ["StopTogether", {}]],
             {"executions": 2},
-            "leave out StopTogether",
+            "remove StopTogether",
         ),
         (
             [

@@ -267,8 +267,8 @@ def test_arguments_are_looked_at_at_once(options):
 
 
 @in_float64
-def fit_with_statistics(is_alone):
-    """The moving statistics, of which one rank alone has seen data."""
+def fit_with_statistics(is_alone, ranks_with_data=1):
+    """The moving statistics of the ranks that have seen data, combined."""
     keras.utils.set_random_seed(2)
     model = keras.Sequential(
         [
@@ -286,7 +286,8 @@ def fit_with_statistics(is_alone):
             tfdist.callbacks.CombineMovingStatistics(),
         ]
     model.compile(optimizer, loss="mse")
-    batches = batches_of(0, 3 if is_alone or tfdist.rank() == 0 else 0)
+    rank = 0 if is_alone else tfdist.rank()
+    batches = batches_of(rank, 3 if rank < ranks_with_data else 0)
     model.fit(**data_of(batches, "counted"), verbose=0, callbacks=listed)
     layer = model.layers[0]
     return [layer.moving_mean.numpy(), layer.moving_variance.numpy()]
@@ -296,3 +297,9 @@ def test_a_rank_without_a_batch_adds_nothing_to_moving_statistics():
     alone = fit_with_statistics(True)
     for statistics in run_ranks(fit_with_statistics, 2, False):
         np.testing.assert_allclose(statistics, alone, rtol=1e-12)
+
+
+def test_a_rank_without_a_batch_does_not_change_the_weights_of_the_others():
+    of_two = run_ranks(fit_with_statistics, 2, False, 2)[0]
+    for statistics in run_ranks(fit_with_statistics, 3, False, 2):
+        np.testing.assert_allclose(statistics, of_two, rtol=1e-12)

@@ -19,15 +19,16 @@ from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import native, runtime
 from tfdist.core.process_sets import members_of
+from tfdist.layers.statistics import combine_at
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.training.model_building import before_first_call, build_metrics
 from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
 class UnevenData(RankCallback):
-    """Lets every rank use all of its data, even if numbers of batches differ.
+    """Lets every rank use all of its data, even if the numbers of batches differ.
 
-    If a rank's data end early in an epoch, it takes part in the reductions of the other
+    A rank whose data end early in an epoch takes part in the reductions of the other
     ranks (`tfdist.join`) until the data of all ranks have ended. Then it gets the
     weights and the optimizer's state of a rank that has taken every step. Each sample
     is therefore used once, and all ranks continue from the same state. A rank may also
@@ -37,23 +38,23 @@ class UnevenData(RankCallback):
     process, even if batch sizes differ between ranks. A loss with a mask (`Masking`,
     `mask_zero`, `ignore_class`) is the mean over the unmasked elements of all ranks.
     `MetricAverage` weights all samples equally. Moving statistics of batch
-    normalisation differ between ranks (`CombineMovingStatistics`), unless the layer is
-    synchronised. A rank without any batch in an epoch gets the moving statistics of a
-    rank that has taken every step.
+    normalization differ between ranks, unless the layer is synchronized;
+    `CombineMovingStatistics` combines them. A rank without any batch in an epoch gets
+    the combined moving statistics of the other ranks.
 
     It has to be the first tfdist callback in the list. Data from `tfdist.data.shard`
-    have the same number of batches on all ranks and do not need it.
+    have the same number of batches on all ranks and do not need this callback.
 
     Args:
         weighted: whether batches are weighted by their numbers of samples; default
-            True. The cost is one message of 16 bytes per step and one more for each
+            True. The cost is one reduction of 16 bytes per step and one more for each
             loss with a mask. With `jit_compile=True`, training then does not use XLA.
             If False, all batches of a step have equal weight. Use False for batches of
             equal sizes, or for a custom `train_step` that does not call
-            `self.compute_loss`. In a custom `compute_loss`, the losses of `compile` are
-            weighted in this way; other losses are assumed to be means over samples.
-        timeout_s: seconds for which ranks that still have data may go without a
-            reduction; default `TFDIST_TIMEOUT_S`.
+            `self.compute_loss`. In a custom `compute_loss`, masks are respected for the
+            losses of `compile`; other losses are assumed to be means over samples.
+        timeout_s: longest time in seconds between two reductions of the ranks that
+            still have data; default `TFDIST_TIMEOUT_S`.
 
     Raises:
         ValueError: an argument is invalid. At the start of `fit`: a different tfdist
@@ -61,13 +62,13 @@ class UnevenData(RankCallback):
             instead of averaging, or a loss is a sum over samples or is divided by the
             sum of their weights (any `reduction` but "sum_over_batch_size" and "mean").
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
-            (a rank whose data end within an accumulation would lose some) or has local
-            variables, `steps_per_execution` is above 1 with a callback in which the
-            ranks wait for each other after each execution, or a `Checkpoint` counts
-            steps.
+            (a rank whose data end within an accumulation would lose some), has local
+            variables, or uses `ReduceOp.ADASUM` or `double_buffering`;
+            `steps_per_execution` is above 1 with a callback in which the ranks wait for
+            each other after each execution; or a `Checkpoint` counts steps.
         RuntimeError: after the first step, if `weighted` and the `train_step` did not
             call `self.compute_loss`.
-        tfdist.MismatchError: on all ranks: a rank broadcasts from a rank whose data
+        tfdist.MismatchError: on all ranks: the root of a broadcast is a rank whose data
             have ended.
 
     Example:
@@ -178,11 +179,12 @@ class UnevenData(RankCallback):
         optimizers = optimizers_of(self.model)
         updates = sum(int(one.iterations) for one in optimizers)
         is_unbuilt = not all(one.built for one in optimizers)
-        # If their length is unknown, TensorFlow finds the end of the data in a step,
+        # If the length of the data is unknown, TensorFlow finds their end in a step,
         # parts of which may have been executed on some ranks only.
         is_unsure = self.params.get("steps") is None
-        own = [updates, -updates, self._steps == 0, is_unsure, is_unbuilt]
-        most, least, is_empty, is_unsure, is_unbuilt = collectives.allreduce(
+        is_empty = self._steps == 0
+        own = [updates, -updates, is_empty, not is_empty, is_unsure, is_unbuilt]
+        most, least, is_empty, has_data, is_unsure, is_unbuilt = collectives.allreduce(
             tf.constant(own, tf.int64),
             op=ReduceOp.MAX,
             name="UnevenData, steps of an epoch",
@@ -197,23 +199,32 @@ class UnevenData(RankCallback):
         broadcast_variables(
             _shared_variables(self.model), self._latest, process_set=self._ranks
         )
-        if is_empty:
+        if is_empty and has_data:
             self._take_statistics()
 
     def _take_statistics(self) -> None:
-        """Gives a rank without data the moving statistics of another rank."""
+        """Gives ranks without data the combined moving statistics of the others.
+
+        These ranks then do not change the result of `CombineMovingStatistics`.
+        Statistics that are not combined (those of `renorm=True`) come from one rank.
+        """
         variables = _own_statistics(self.model)
         if not variables:
             return
+        own = [tf.convert_to_tensor(variable) for variable in variables]
         received = collectives.grouped_broadcast(
-            [tf.convert_to_tensor(variable) for variable in variables],
+            own,
             self._latest,
             name="UnevenData, moving statistics",
             process_set=self._ranks,
         )
-        if self._steps == 0:
-            for variable, value in zip(variables, received, strict=True):
-                variable.assign(value)
+        is_empty = self._steps == 0
+        if is_empty:
+            _assign(variables, received)
+        where = "after an epoch in which a rank had no batch"
+        combine_at(where, self.model, float(not is_empty), self._ranks)
+        if not is_empty:
+            _assign(variables, own)
 
 
 def _check_model(model: keras.Model, weighted: bool) -> None:
@@ -255,15 +266,15 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
         raise ValueError(
             "UnevenData weights the means of the ranks' batches, but the model has a "
             f"loss with reduction={sums[0]!r}. Use UnevenData(weighted=False) and "
-            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM), or leave out "
+            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM), or omit "
             "reduction."
         )
     if weighted and "mean_with_sample_weight" in reductions:
         raise ValueError(
             "UnevenData weights the ranks' batches by their numbers of samples, but "
             "the model has a loss with reduction='mean_with_sample_weight', which "
-            "divides by the sum of sample weights. Leave out reduction to divide the "
-            "loss by the number of samples."
+            "divides by the sum of sample weights. Omit reduction to divide the loss "
+            "by the number of samples."
         )
 
 
@@ -285,8 +296,13 @@ def _check_others(
                 f"cannot be used with {name}, in which the ranks wait for each other "
                 "after every execution. A rank whose data end within an execution "
                 "would wait for ranks that wait for its next step. Compile the model "
-                f"with steps_per_execution=1, or leave out {name}."
+                f"with steps_per_execution=1, or remove {name}."
             )
+
+
+def _assign(variables: list[Any], values: list[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _own_statistics(model: keras.Model) -> list[Any]:
