@@ -16,20 +16,20 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 MODULES = {
-    "tfdist": "Start and end, collective operations, the optimizer and the tape.",
-    "tfdist.callbacks": "Callbacks for `model.fit`, to be given to all ranks.",
+    "tfdist": "Initialization, collectives, the optimizer and the gradient tape.",
+    "tfdist.callbacks": "Callbacks for `model.fit`; pass them on every rank.",
     "tfdist.data": "Each rank's share of the data.",
-    "tfdist.elastic": "Training loops that go on when a rank is lost.",
-    "tfdist.layers": "Batch normalization and random numbers over all ranks.",
-    "tfdist.optimizers": "Optimizers and rates for large batches.",
-    "tfdist.errors": "What goes wrong, as exceptions.",
+    "tfdist.elastic": "Training loops that survive the loss of a rank.",
+    "tfdist.layers": "Batch normalization and random seeds for several ranks.",
+    "tfdist.optimizers": "Optimizers and learning rates for large batches.",
+    "tfdist.errors": "Exceptions raised by tfdist.",
 }
 _HEAD = """<!-- Written by `make docs`; a test compares it with the code. -->
 # API
 
 Every name has a docstring with arguments, shapes, errors and an example:
-`help(tfdist.callbacks.Checkpoint)`. What each argument does on several ranks is in
-[arguments](arguments.md).
+`help(tfdist.callbacks.Checkpoint)`. [Arguments](arguments.md) describes the effect of
+each argument on several ranks.
 """
 
 

@@ -1,9 +1,9 @@
-"""A global batch that grows during a training, as with --batch_growth of the recipe.
+"""A global batch size that grows during training (--batch_growth of the recipe).
 
-Where a schedule would divide the rate, the batch is multiplied instead (Smith et al.
-2018; Mikami et al. 2018). The rate of a preset is that for the batch of the epoch, so
-`goyal_2017`, which divides the rate by 10 at epoch 30, keeps it with a batch 10 times
-as large from epoch 30 on.
+Where a schedule would divide the rate, the batch size is multiplied instead (Smith et
+al. 2018; Mikami et al. 2018). The rate of a preset is scaled to the batch size of the
+epoch. So `goyal_2017`, which divides the rate by 10 at epoch 30, keeps the rate if the
+batch is 10 times as large from epoch 30 on.
 
 References:
     Smith, Kindermans, Ying & Le, Don't Decay the Learning Rate, Increase the Batch
@@ -20,11 +20,11 @@ from tfdist.data import BatchSchedule
 
 
 def parse(text: str, first: int) -> BatchSchedule:
-    """Returns the batches of a flag.
+    """Parses the value of --batch_growth.
 
     Args:
-        text: epochs and the batches from then on, like "30:1024,60:4096"; "" for none.
-        first: the batch from epoch 0 on.
+        text: epochs and the batch sizes from then on, like "30:1024,60:4096"; or "".
+        first: the batch size from epoch 0 on.
 
     Raises:
         ValueError: the text is not of this form.
@@ -46,11 +46,11 @@ def parse(text: str, first: int) -> BatchSchedule:
 
 
 def parse_sizes(text: str, last: int) -> dict[int, int]:
-    """Returns the image size from certain epochs on.
+    """Parses the value of --image_growth; returns image sizes by first epoch.
 
     Args:
         text: epochs and sizes, like "0:128,18:176,28:224"; "": always `last`.
-        last: the size of the validation, with which the training has to end.
+        last: the size in validation, which training has to reach.
 
     Raises:
         ValueError: the text is not of this form, the sizes do not grow, or the last one
@@ -74,7 +74,7 @@ def parse_sizes(text: str, last: int) -> dict[int, int]:
 
 
 def by_epoch(text: str) -> dict[int, int] | None:
-    """Returns the numbers of a text like "1:2,3:4", by epoch; else None."""
+    """Returns the numbers of a text like "1:2,3:4" by epoch; None if it is invalid."""
     found = {}
     for part in filter(None, text.split(",")):
         epoch, colon, number = (one.strip() for one in part.partition(":"))
@@ -87,12 +87,12 @@ def by_epoch(text: str) -> dict[int, int] | None:
 
 
 class Growth:
-    """Translates steps of a batch that grows into steps of the first batch.
+    """Maps steps with the growing batch to equivalent steps with the first batch size.
 
     Args:
-        batches: the global batch of each epoch.
+        batches: the global batch size of each epoch.
         examples: samples in an epoch.
-        scales_rate: whether the rate is proportional to the batch.
+        scales_rate: whether the rate is proportional to the batch size.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class Growth:
     ) -> None:
         first = batches.batch_of(0)
         steps = examples // first
-        # First step; the step of the first batch there; steps of an epoch; rate.
+        # First step; equivalent step with the first batch size; steps of an epoch;
+        # factor of the rate.
         self.stages = [
             (
                 batches.steps_before(epoch, total=examples),
@@ -113,7 +114,7 @@ class Growth:
         self.steps_per_epoch = steps
 
     def place_of(self, step: int) -> tuple[int, float]:
-        """Returns the step of the first batch at the same place, and the rate's factor.
+        """Returns the equivalent step with the first batch size, and the rate's factor.
 
         Example:
             >>> from batch_growth import Growth, parse
@@ -127,7 +128,7 @@ class Growth:
     def of(
         self, schedule: keras.optimizers.schedules.LearningRateSchedule
     ) -> keras.optimizers.schedules.LearningRateSchedule:
-        """Wraps a schedule for the first batch into one for the batch that grows."""
+        """Converts a schedule for the first batch size to one for the growing batch."""
         if len(self.stages) == 1:
             return schedule
         return Grown(schedule, self.stages, self.steps_per_epoch)
@@ -135,7 +136,7 @@ class Growth:
 
 @keras.saving.register_keras_serializable(package="tfdist_recipes")
 class Grown(keras.optimizers.schedules.LearningRateSchedule):
-    """The rates of a batch that grows; created by `Growth.of`."""
+    """Learning-rate schedule for a growing batch; created by `Growth.of`."""
 
     def __init__(
         self,

@@ -49,8 +49,8 @@ def open_split(
     """Opens a split, and checks its labels.
 
     Up to 1,000 records, spread evenly over the files, are parsed. Invalid labels
-    outside of this sample are found when their record is read, since every label is
-    checked. So labels that count from 1 are recognised immediately if the split has few
+    outside this sample are found when their record is read, since every label is
+    checked. So labels that count from 1 are recognized immediately if the split has few
     classes, or if the last class is in the sample (for 1,000 classes in two of three
     cases); otherwise within the first steps.
 
@@ -181,7 +181,7 @@ class Split:
 
         Args:
             first_step: first step: 0, or the number of steps done before.
-            last_step: the step before which the dataset ends.
+            last_step: the first step that is not included.
             global_batch: samples of all ranks in one step, a multiple of
                 `size * accumulation`.
             seed: seed for the order and the crops.
@@ -190,8 +190,8 @@ class Split:
             rank: default `tfdist.rank()`.
             size: default `tfdist.size()`.
             image_size: height and width in pixels. Default 224.
-            threads: threads that decode pictures. Default: the processors that this
-                process may use; if ranks share processors, use
+            threads: threads that decode pictures. Default: the number of CPUs that this
+                process may use; if ranks share CPUs, use
                 `imagenet_examples.own_threads()`.
             skip_corrupt: if True, a damaged record or picture becomes a black picture
                 with label and weight 0, and is counted in `skipped`; all other samples
@@ -210,7 +210,6 @@ class Split:
 
         Raises:
             ValueError: an argument is out of range, the global batch cannot be divided,
-                or there are fewer examples than ranks or than a global batch.
                 or there are fewer examples than ranks or than a global batch.
         """
         rank, size = _place(rank, size, readers)
@@ -256,7 +255,7 @@ class Split:
 
             last_epoch = (last_step - 1) // steps
             epochs = tf.data.Dataset.range(first_step // steps, last_epoch + 1)
-            # The next order is computed before the current one ends.
+            # The order of the next epoch is computed before the current epoch ends.
             return (
                 epochs.map(in_graph)
                 .prefetch(1)
@@ -344,7 +343,7 @@ class Split:
         rank: int,
         readers: int | None,
     ) -> tf.data.Dataset:
-        """Returns this rank's rows, with records if `readers` ranks read them."""
+        """Returns this rank's rows; with `readers`, together with their records."""
         if readers is None:
             return rows(rank)
         if isinstance(self._examples, imagenet_examples.Synthetic):

@@ -87,7 +87,7 @@ class Stored:
     def explain(
         self, position: np.ndarray, key: np.ndarray, picture: Picture, skip: bool
     ) -> np.ndarray:
-        """Finds out why `make` failed. Runs outside of a graph.
+        """Finds out why `make` failed. Runs outside any graph.
 
         Args:
             position: int64 scalar.
@@ -104,7 +104,7 @@ class Stored:
             tensorflow.errors.OpError: any other error, such as a missing file.
         """
         where = self.locate(int(position))
-        reason = "it could not be used twice, and can now."
+        reason = "it failed twice, but can be used now."
         try:
             serialized = self.read(position)
             encoded, label = self._source.parse(serialized, tf.constant(position))
@@ -116,11 +116,11 @@ class Stored:
         if not skip:
             self._fail(
                 f"{where}: expected a record with a whole picture, found: {reason} "
-                "Replace it, or leave such examples out with --skip_corrupt."
+                "Replace it, or skip such examples with --skip_corrupt."
             )
         self.skipped[int(position)] += 1
         if self.skipped[int(position)] == 1:
-            _log.warning("%s: left out. %s", where, reason)
+            _log.warning("%s: skipped. %s", where, reason)
         return position
 
     def _check_label(self, position: int, label: int) -> None:
@@ -140,7 +140,7 @@ class Stored:
         )
 
     def _look_at_labels(self) -> None:
-        """Checks some labels; each rank checks a part, and all raise on an error."""
+        """Checks some labels, a part on each rank; all raise if one finds an error."""
         rank, size = 0, 1
         if tfdist.is_initialized():
             rank, size = tfdist.rank(), tfdist.size()
@@ -252,10 +252,10 @@ def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def own_threads() -> int:
-    """Returns this rank's share of its processors. All ranks call it together.
+    """Returns this rank's share of the CPUs that it may use; all ranks must call it.
 
-    Ranks of a machine that may use the same processors share them. The ranks may be
-    bound to processors or not, by any launcher.
+    A CPU that several ranks on a machine may use is shared equally between them. It
+    does not matter whether a launcher has bound the ranks to CPUs.
     """
     own = [_machine(), *sorted(os.sched_getaffinity(0))]
     users = collections.Counter(
@@ -268,7 +268,7 @@ def own_threads() -> int:
 
 
 def _machine() -> str:
-    """Returns an id that all containers of a machine share; if hidden, its name."""
+    """Returns an id that all containers of a machine share, or else the host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

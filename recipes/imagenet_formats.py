@@ -31,8 +31,8 @@ class Source:
 
     Attributes:
         records: the records, in the order of the split.
-        parse: (serialized record, position) -> (encoded picture, label); the types are
-            string and int64, again string and int64, all scalars.
+        parse: (serialized record, position) -> (encoded picture, label), all scalars;
+            the types are (string, int64) -> (string, int64).
         labels_in_records: whether labels can be out of range. Labels from folders
             cannot.
     """
@@ -54,7 +54,7 @@ def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
 
     Raises:
         FileNotFoundError: no data are prepared in the folder, or a file is missing.
-        ValueError: the data have a different format, or more classes.
+        ValueError: the data have a different format, or more than `classes` classes.
     """
     import tensorflow_datasets as tfds  # not needed for the other formats
 
@@ -88,7 +88,8 @@ def _prepared(data_dir: Path) -> Path:
     if not found:
         raise FileNotFoundError(
             f"Expected imagenet2012/5.1.0/dataset_info.json in {data_dir}, found none. "
-            f"{_PREPARE} If it is: set --data_dir to the folder above imagenet2012/."
+            f"{_PREPARE} If it is prepared, set --data_dir to the folder above "
+            "imagenet2012/."
         )
     return max(
         (path.parent for path in found),
@@ -158,8 +159,8 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
     """Opens a folder of pictures for each class; labels are indices of sorted classes.
 
     The examples are ordered by file name, then by path. A class may be empty. The
-    classes are the folders of `train/`, for validation too: if a class is missing in
-    `validation/`, the labels of the other classes must not change.
+    classes are the folders of `train/`, also for validation. Otherwise, a class that is
+    missing in `validation/` would change the labels of other classes.
 
     Args:
         data_dir: folder with `train/`, and `validation/` or `val/`.

@@ -1,13 +1,12 @@
 """Prepares ImageNet pictures for a network: decodes, crops, scales and mirrors them.
 
 The functions use only tensors, for `tf.data`'s `map`. A training picture depends only
-on its bytes and its seed: it has the same bits on whichever rank and whenever it is
-made.
+on its bytes and its seed, so it is bitwise identical on every rank and in every run.
 
 As is usual for training on ImageNet, some steps are approximate. JPEG is decoded with
 TensorFlow's default, the fast integer transform (it differs from the exact form by one
 or two of 255 levels). Scaling is bilinear without an anti-aliasing filter. The result
-is rounded to uint8, which needs a quarter of the memory of float32. Normalise the
+is rounded to uint8, which needs a quarter of the memory of float32. Normalize the
 pictures in the model.
 """
 
@@ -75,10 +74,10 @@ def random_window(height: tf.Tensor, width: tf.Tensor, uniforms: tf.Tensor):
     """Returns a training crop: 8 to 100 % of the area, 3/4 to 4/3 as wide as high.
 
     The first of ten attempts that fits into the picture is used. Its area is `height *
-    width * a` with a uniform in 0.08..1. Its width / height is `exp(r)` with r uniform
-    between the logarithms of 3/4 and 4/3 (so that no direction is preferred; the papers
-    do not define this). Its position is uniform. If no attempt fits, the largest
-    central crop that is neither too wide nor too high is used.
+    width * a`, where a is uniform in 0.08..1. Its width / height is `exp(r)`, where r
+    is uniform between the logarithms of 3/4 and 4/3 (so that no direction is preferred;
+    the papers do not define this). Its position is uniform. If no attempt fits, the
+    largest central crop that is neither too wide nor too high is used.
 
     Args:
         height: int32 scalar, height of the picture.

@@ -2,7 +2,7 @@
 
 A checkpoint in the middle of an epoch has a `Part`: the metrics and times so far. The
 run that continues adds its own values, so that the line covers all steps of the epoch.
-The parts are in interrupted.yaml in the run's folder, by the number of steps.
+The parts are saved in interrupted.yaml in the run's folder, by number of steps.
 """
 
 import math
@@ -57,7 +57,7 @@ def save_part(folder: Path, steps: int, part: Part) -> None:
 
 
 def load_part(folder: Path, steps: int) -> Part | None:
-    """Returns the part of an epoch up to a step; None if there is none.
+    """Returns the part of an epoch up to a step; None if it was not saved.
 
     All ranks call it; rank 0 reads the file.
 
@@ -79,7 +79,7 @@ def samples_per_s(
 
     Args:
         earlier: measurements before the interruption, if they are known.
-        batches: number of batches timed since then.
+        batches: number of batches timed after the interruption.
         per_s: images per second of these batches.
         images: images of all ranks in a batch.
 
@@ -94,7 +94,7 @@ def samples_per_s(
 class WholeEpoch(keras.callbacks.Callback):
     """Extends the metrics and times of a resumed epoch to all its steps.
 
-    Put it before `MetricAverage`, and `complete` in a callback after `Progress`.
+    Put it before `MetricAverage`, and call `complete` in a callback after `Progress`.
 
     Args:
         earlier: the part of the epoch before the interruption; None if there is none
@@ -110,7 +110,7 @@ class WholeEpoch(keras.callbacks.Callback):
         self._batches = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Drops the earlier part after the first epoch, which alone continues it."""
+        """Drops the earlier part after the first epoch; only this one continues it."""
         if self._begun:
             self._earlier, self._resumed = None, False
         self._begun = True

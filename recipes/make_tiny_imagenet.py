@@ -63,7 +63,7 @@ class Pictures:
         size: shorter side of a picture, in pixels; the longer side is up to 1.5 times
             as long, and half of the pictures are in portrait format.
         digit: height of the digit, as a fraction of the shorter side.
-        photograph: strength of the photograph, which would hide the digit: at 1 it is
+        photograph: opacity of the photograph, which would hide the digit: 1 leaves it
             unchanged; at 0 it is all black or white, in contrast to the digit.
         seed: seed for all random choices.
 
@@ -142,7 +142,7 @@ class Artist:
         ]
 
     def draw(self, digit: int, number: int, train: bool) -> bytes:
-        """Returns the number-th JPEG picture of a digit; its comment is the digit."""
+        """Returns the number-th JPEG of a digit; its comment field has the digit."""
         lots = np.random.default_rng([self._asked.seed, train, digit, number])
         drawings = self._digits[digit]
         drawings = drawings[:TRAIN_DIGITS] if train else drawings[TRAIN_DIGITS:]
@@ -164,7 +164,7 @@ class Artist:
         return file.getvalue()
 
     def _play(self, part: int) -> float:
-        """Returns how far a side of the digit may be from the middle, in pixels."""
+        """Returns how far the digit may be shifted from the center, in pixels."""
         return max(0.0, (CENTRE * self._asked.size - part) / 2)
 
     def _stencil(self, drawing: np.ndarray) -> Image.Image:
@@ -190,7 +190,7 @@ class Artist:
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
-    """Adds a file, or an empty folder, with the same bytes at any time."""
+    """Adds a file, or an empty folder; the bytes do not depend on the time."""
     member = tarfile.TarInfo(name)
     if content is None:
         member.type, member.mode = tarfile.DIRTYPE, 0o755
@@ -247,10 +247,10 @@ def write_validation(
 
 
 def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
-    """Writes both tars to a folder, which is created.
+    """Writes both tars to a folder, which is created if it does not exist.
 
     Returns:
-        The ten classes, of the digits 0 to 9.
+        The ten classes, in the order of the digits 0 to 9.
 
     Raises:
         FileExistsError: one of the tars exists; it is not changed.

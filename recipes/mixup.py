@@ -11,11 +11,11 @@ import tensorflow as tf
 def mixed(
     batches: tf.data.Dataset, *, alpha: float, seed: int, rank: int, first_batch: int
 ) -> tf.data.Dataset:
-    """Mixes each image of a batch with the one at the mirrored place.
+    """Mixes each image of a batch with the image at the mirrored index.
 
     The share s of a batch is drawn from a Beta distribution: an image becomes s times
-    itself plus (1 - s) times the other. It depends on the arguments and the number of
-    the batch, so a resumed training continues with the same shares.
+    itself plus (1 - s) times the other image. The share depends only on the arguments
+    and the number of the batch, so a resumed run continues with the same shares.
 
     Args:
         batches: images uint8 `[b, height, width, 3]`, labels float32 `[b, classes]`,
@@ -23,7 +23,7 @@ def mixed(
         alpha: both parameters of the Beta distribution, above 0; 0.2 for ImageNet.
         seed: seed of the shares.
         rank: rank of this process; ranks draw different shares.
-        first_batch: number of the first batch of `batches` in the training.
+        first_batch: number of the first batch of `batches`, from the start of training.
 
     Returns:
         Batches like `batches`.

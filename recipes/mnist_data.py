@@ -78,7 +78,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def weights_hash(model: keras.Model) -> str:
-    """Returns a hash of the bits of all weights: equal only if every bit is."""
+    """Returns a hash of the bits of all weights; equal only if all bits are equal."""
     digest = hashlib.sha256()
     for weight in model.weights:
         digest.update(np.ascontiguousarray(weight).tobytes())

@@ -1,10 +1,10 @@
-"""Trains the model of mnist_fit.py in a loop that goes on when a rank is lost.
+"""Trains the model of mnist_fit.py in a loop that continues when a rank is lost.
 
     tfdistrun -np 2 --min-np 1 python recipes/mnist_elastic.py
 
 While it runs, kill one of its processes (`kill -9 PID`): the other one continues at
-once, and a new process joins, if the training lasts longer than its start. The numbered
-statements make the loop elastic.
+once, and a new process joins if training is still running when it has started. The
+numbered statements make the loop elastic.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
         with tfdist.DistributedGradientTape() as tape:
             loss = loss_of(labels, model(images, training=True))
         variables = model.trainable_variables
-        # The ranks' parts of a batch differ by a sample if they cannot be equal.
+        # The ranks' parts of a batch differ by one sample if they cannot be equal.
         count = tf.shape(images)[0]
         adam.apply(tape.gradient(loss, variables, weight=count), variables)
         return loss
@@ -48,7 +48,7 @@ def main() -> None:
     print(f"process {os.getpid()}", flush=True)
     clock = mnist_data.Clock(len(images))
     state = tfdist.elastic.State(model, adam)  # 1: all that a step changes
-    for step in state.steps(steps):  # 2: a step that was undone comes again
+    for step in state.steps(steps):  # 2: repeats a step that was undone
         rows = tfdist.data.samples_of_step(  # 3: the part of the current ranks
             len(images), global_batch=GLOBAL_BATCH, seed=SEED, step=step
         )

@@ -4,9 +4,9 @@
 
 `tars` contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, from image-net.org
 or from `recipes/make_tiny_imagenet.py`. The records are written to
-data/imagenet2012/5.1.0, where `tfds.load("imagenet2012", data_dir="data")` finds them
-too. This is done once, by one process, without network access. The real tars need hours
-and 150 GB.
+data/imagenet2012/5.1.0, where `tfds.load("imagenet2012", data_dir="data")` also finds
+them. This is done once, by one process, without network access. The real tars need
+hours and 150 GB.
 
 The tars are checked first, which needs seconds. Otherwise a truncated tar would produce
 fewer pictures, and a tar with unexpected members would produce wrong labels for the
@@ -148,7 +148,7 @@ def prepare(
         ImportError: a package is missing.
     """
     tfds = import_tfds()
-    # Prevents a query to its bucket, where this is not the default.
+    # Versions for which this is not the default would query a bucket.
     tfds.core.utils.gcs_utils._is_gcs_disabled = True
     builder = tfds.builder("imagenet2012", data_dir=os.fspath(data_dir))
     if not os.path.isdir(builder.data_dir):
@@ -181,7 +181,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Expected only flags, got {argv[1:]}.")
     if int(os.environ.get("TFDIST_SIZE", "1")) > 1:
-        raise SystemExit("prepare_imagenet: expected one process; leave out tfdistrun.")
+        raise SystemExit("prepare_imagenet: expected one process; omit tfdistrun.")
     asked = flags.FLAGS
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     start = time.monotonic()

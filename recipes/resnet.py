@@ -1,6 +1,6 @@
 """ResNets for pictures, version 1.5: the 3x3 convolution of a block has the stride.
 
-The last scale of each block is initialised to zero, so a block starts as the identity.
+The last scale of each block is initialized to zero, so a block starts as the identity.
 
 References:
     He et al., Deep Residual Learning for Image Recognition, CVPR 2016, sections 3.3 and
@@ -8,7 +8,7 @@ References:
     He et al., Delving Deep into Rectifiers, ICCV 2015, section 2.2: initial kernels
     (arXiv:1502.01852).
     Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
-    section 5.1: initialisation to zero (arXiv:1706.02677).
+    section 5.1: initialization to zero (arXiv:1706.02677).
 """
 
 import keras
@@ -33,12 +33,12 @@ def build(name: str, *, image_size: int | None, classes: int) -> keras.Model:
 
     Args:
         name: a key of NETWORKS.
-        image_size: pixels of height and width, at least 32; None: of any image.
+        image_size: pixels of height and width, at least 32; None: any size.
         classes: number of logits.
 
     Returns:
         A model from uint8 [batch, image_size, image_size, 3] to float32 [batch,
-        classes]. The model normalises the pictures, so a saved model accepts raw
+        classes]. The model normalizes the pictures, so a saved model accepts raw
         pictures.
     """
     blocks, bottleneck = NETWORKS[name]
@@ -60,7 +60,7 @@ def build(name: str, *, image_size: int | None, classes: int) -> keras.Model:
                 name=f"stage{stage + 1}_block{block + 1}",
             )
     x = layers.GlobalAveragePooling2D()(x)
-    # Logits are float32 under mixed precision too: the loss needs the precision.
+    # Logits are float32 even under mixed precision: the loss needs the precision.
     x = layers.Dense(
         classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
@@ -97,7 +97,7 @@ def _convolution(
     gamma: str = "ones",
     name: str,
 ) -> keras.KerasTensor:
-    """Builds a convolution without bias, followed by batch normalisation."""
+    """Builds a convolution without bias, followed by batch normalization."""
     if stride > 1:  # the same padding on both sides, whatever the picture's size
         x = layers.ZeroPadding2D((size - 1) // 2)(x)
     x = layers.Conv2D(

@@ -123,14 +123,16 @@ FIXED = (
 
 
 class Plan(NamedTuple):
-    """Numbers of a stage: epochs of equal batches and images. A step is an update.
+    """Numbers of a stage: epochs with one batch size and image size.
+
+    A step is an update.
 
     Attributes:
         examples: number of training pictures.
-        batches: the global batch of each epoch, in all stages.
+        batches: the global batch size of each epoch, in all stages.
         accumulation: batches of a rank in a step.
         first_epoch: the first epoch of the stage.
-        epochs: the epoch before which the stage ends.
+        epochs: the first epoch after the stage.
         first_step: the first step to run, counted over all stages.
         image_size: height and width of the training images, in pixels.
     """
@@ -159,16 +161,16 @@ class Plan(NamedTuple):
         return self.examples // self.global_batch
 
     def steps_before(self, epoch: int) -> int:
-        """Returns the number of steps in all epochs before one."""
+        """Returns the number of steps in all epochs before `epoch`."""
         return self.batches.steps_before(epoch, total=self.examples)
 
     def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step, and the steps that were done in it before."""
+        """Returns the epoch of a step, and the number of earlier steps in it."""
         return self.batches.place_of(step, total=self.examples)
 
     @property
     def rate_batch(self) -> int:
-        """The batch by which the rate is scaled; with Adasum, that of one rank."""
+        """Batch size by which the rate is scaled; with Adasum, that of one rank."""
         if FLAGS.reduction == "adasum":
             return self.per_rank_batch * self.accumulation
         return self.global_batch
@@ -246,14 +248,14 @@ def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
 
 
 def make_stages(examples: int) -> list[Plan]:
-    """Plans whole batches; their order differs in every epoch.
+    """Divides the epochs into stages with one batch size and image size.
 
     Returns:
         The stages: one, or several with --batch_growth or --image_growth.
 
     Raises:
-        ValueError: a global batch cannot be divided, or is larger than the data, or
-            the batch grows too early or too late.
+        ValueError: a global batch cannot be divided or is larger than the data, or a
+            batch or image size changes too early or too late.
     """
     preset = make_preset()
     epochs = round(preset.epochs)
@@ -318,7 +320,7 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
     """Returns this rank's part of every batch, from the plan's first step on."""
     epoch, done = plan.place_of(plan.first_step)
     batches = train.training_batches(
-        first_step=epoch * plan.steps_per_epoch + done,  # as if all were of this batch
+        first_step=epoch * plan.steps_per_epoch + done,  # as if all had this batch
         last_step=plan.epochs * plan.steps_per_epoch,
         global_batch=plan.global_batch,
         accumulation=plan.accumulation,
@@ -337,7 +339,7 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
 
 
 def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
-    """Returns this rank's share; each picture is used once."""
+    """Returns this rank's share of the pictures; each picture is used once."""
     return validation.validation_batches(
         batch=plan.per_rank_batch, **pipeline(FLAGS.image_size)
     )
@@ -366,7 +368,7 @@ def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
 
 
 def count_skipped(split: imagenet_data.Split) -> int:
-    """Returns the number of broken pictures skipped by all ranks, and names them."""
+    """Returns the number of broken pictures that any rank skipped; prints up to ten."""
     skipped = np.zeros(len(split), bool)  # not a list, which could get too long to send
     skipped[list(split.skipped)] = True
     by_any = tfdist.allreduce(skipped, op=tfdist.ReduceOp.LOGICAL_OR)
@@ -432,15 +434,15 @@ def build_model(plan: Plan) -> keras.Model:
 
 
 def growth_of(plan: Plan) -> batch_growth.Growth:
-    """Returns how the batch grows, and with it the rate of presets that scale it."""
+    """Returns how the batch grows, and the rate with it if the preset scales it."""
     scales_rate = make_preset().batch is not None
     return batch_growth.Growth(plan.batches, plan.examples, scales_rate=scales_rate)
 
 
 def tape_reduces() -> bool:
-    """Returns whether the tape reduces the gradients, and not the optimizer.
+    """Returns whether the tape, and not the optimizer, reduces the gradients.
 
-    With double buffering the optimizer does, because it leaves out the first update.
+    With double buffering, the optimizer reduces, because it can skip the first update.
     """
     return FLAGS.loop == "custom" and not FLAGS.double_buffering
 
@@ -514,7 +516,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     if FLAGS.tensorboard:
         board = of_keras.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
-    # So that a time limit of the batch system loses no work.
+    # So no work is lost at a time limit of the batch system.
     return [*listed, ours.StopOnSignal(checkpoint)]
 
 
@@ -534,11 +536,11 @@ def rate_at(plan: Plan, step: int) -> float:
 class RunCheckpoint(tfdist.callbacks.Checkpoint):
     """Saves models, named by the number of completed steps; keeps the last few.
 
-    Files are written in the background. A full disk does not end the training.
+    Files are written in the background. A full disk does not stop the run.
 
     Args:
         folder: folder of the run.
-        plan: the numbers of the training.
+        plan: the numbers of the stage.
         whole_epoch: callback with the measurements of the epoch.
 
     Attributes:
@@ -573,14 +575,15 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
 
 
 class CountSteps(keras.callbacks.Callback):
-    """Counts the steps for file names in the logs; saves the last step of an epoch.
+    """Adds the step count to the logs, for file names; saves at the end of each epoch.
 
-    The optimizer does not count steps that a loss scale skips, but their pictures have
-    been used. An epoch is saved before its validation, which may fail. At the end of an
-    epoch, the learning rate of the last step is added to the logs.
+    The count includes steps that a loss scale skips, unlike the optimizer's count,
+    because their pictures have been used. An epoch is saved before its validation,
+    which may fail. At the end of an epoch, the learning rate of the last step is added
+    to the logs.
 
     Args:
-        plan: the numbers of the training.
+        plan: the numbers of the stage.
         checkpoint: saves the last step of each epoch, and every `--checkpoint_steps`.
     """
 
@@ -596,7 +599,7 @@ class CountSteps(keras.callbacks.Callback):
         self._checkpoint.set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Sets the count; a resumed run may have begun the epoch before."""
+        """Sets the end of the epoch; a resumed run may begin in its middle."""
         self._end = self._plan.steps_before(epoch + 1) * self._plan.accumulation
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
@@ -613,7 +616,7 @@ class CountSteps(keras.callbacks.Callback):
         self._checkpoint.wait_until_finished()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Adds to the logs; runs before the callbacks that show the logs and save."""
+        """Adds to the logs; runs before the callbacks that save or show them."""
         logs["steps"] = self._plan.steps_before(epoch + 1)
         logs["learning_rate"] = rate_at(self._plan, logs["steps"] - 1)
 
@@ -723,7 +726,7 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
     if FLAGS.double_buffering and FLAGS.accumulation > 1:
         raise ValueError(
             "--double_buffering uses one batch per step, got --accumulation="
-            f"{FLAGS.accumulation}. Leave out one of them."
+            f"{FLAGS.accumulation}. Omit one of them."
         )
     return config
 
@@ -753,7 +756,7 @@ def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
 
 
 def open_folder() -> Path:
-    """Returns the folder of this run: a new folder, or --resume's; for rank 0."""
+    """Returns the folder of this run, on all ranks: a new folder, or --resume's."""
     folder = FLAGS.resume
     if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))

@@ -116,7 +116,7 @@ def check_same(
         if name in before and config[name] != before[name]:
             raise ValueError(
                 f"The run began with {name}={before[name]!r}, and cannot continue with "
-                f"{name}={config[name]!r}. Leave it out, or begin a new run."
+                f"{name}={config[name]!r}. Omit it, or begin a new run."
             )
 
 
@@ -186,7 +186,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoints in a run's folder by step, without truncated files."""
+    """Returns the checkpoints in a run's folder by step; omits truncated files."""
     found = sorted((path / CHECKPOINTS).glob(STEPS), key=steps_of)
     return [file for file in found if zipfile.is_zipfile(file)]
 
@@ -211,7 +211,7 @@ def last_checkpoint(path: Path) -> Path:
 
 
 def as_template(path: Path) -> str:
-    """Returns a path escaped for code that replaces `{names}`, of which it has none."""
+    """Escapes the braces of a path, for code that replaces `{names}` in it."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
@@ -227,8 +227,8 @@ def remove_old_checkpoints(
 
     Args:
         path: the run's folder.
-        keep: number of checkpoints to keep at ends of epochs; and of other checkpoints,
-            if they are newer than these.
+        keep: number of checkpoints at ends of epochs to keep. Of the checkpoints that
+            are newer than the oldest of these, at most as many others are kept.
         ends_epoch: function that returns whether an epoch ends after a number of steps.
     """
     ends, others = [], []

@@ -7,7 +7,7 @@ creates the Keras optimizer with the same rate as a schedule. To change the leng
 decay, use `dataclasses.replace(PRESETS["cosine_2018"], epochs=30)`.
 
 In both forms step s belongs to epoch s / steps_per_epoch, from 0. A warm-up is W steps
-long, the whole training T steps.
+long, the whole run T steps.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
-    """Half a cosine, from the rate to 0 at the end of the training.
+    """Half a cosine, from the rate to 0 at the end of training.
 
     References:
         Loshchilov & Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, ICLR
@@ -77,7 +77,7 @@ Decay = Steps | Levels | Exponential | Cosine | Polynomial
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A published setting."""
+    """A published set of hyperparameters."""
 
     optimizer: type[MomentumSGD]
     epochs: float
@@ -91,7 +91,7 @@ class Preset:
     nesterov: bool
     momentum_correction: bool
     momentum: float = 0.9
-    weight_decay: float = 1e-4  # for all weights but biases and batch normalisation
+    weight_decay: float = 1e-4  # except for biases and batch normalization
     # Center and period of RMSpropWarmup, in epochs; None for other optimizers.
     transition_epochs: tuple[float, float] | None = None
 
@@ -174,7 +174,7 @@ DECAYS = {
     "exponential": Exponential(0.94, 2),
     "polynomial": Polynomial(2.0),
 }
-_DECAYS_EPOCHS = 90  # length of the training that the epochs above refer to
+_DECAYS_EPOCHS = 90  # length of the run to which the epochs above refer
 
 
 def changed(
@@ -367,7 +367,7 @@ def optimizer(
 
     Args:
         preset: as in `rate_at`; a step is an update.
-        steps_per_epoch: number of updates.
+        steps_per_epoch: number of updates in an epoch.
         global_batch: examples in an update on all ranks together.
         accumulation: batches of a rank whose gradients are added up for an update.
         growth: how the batch grows; the other numbers are those of the first epoch.
@@ -394,7 +394,7 @@ def optimizer(
 
 
 def _lengths(preset: Preset, steps_per_epoch: int) -> tuple[int, int]:
-    """Returns the steps of the warm-up and of the whole training."""
+    """Returns the number of steps of the warm-up and of the whole run."""
     warmup = round(preset.warmup_epochs * steps_per_epoch)
     total = round(preset.epochs * steps_per_epoch)
     if total <= warmup:
@@ -412,7 +412,7 @@ def _peak(preset: Preset, global_batch: int) -> float:
 
 
 def _start(preset: Preset, global_batch: int) -> float:
-    """Returns the first step's factor; 1 (no warm-up) if the batch is not larger."""
+    """Returns the first step's factor; 1 (no warm-up) if the rate is not scaled up."""
     if preset.warmup_from_zero:
         return 0.0
     return min(1.0, preset.rate / _peak(preset, global_batch))

@@ -88,7 +88,7 @@ def write_summary(
     log: Path | None = None,
     unit: str = "images",
 ) -> str:
-    """Draws curves.png; call it on one rank, when all files are written.
+    """Draws curves.png and returns a table; call it on one rank, once all files exist.
 
     Args:
         folder: folder of the run; the plot is written to it.

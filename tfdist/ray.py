@@ -1,4 +1,4 @@
-"""Ray Train: the workers of a trainer are the ranks of a job. See docs/ray.md.
+"""Ray Train support: the workers of a trainer are the ranks of a job (docs/ray.md).
 
 Example::
 
@@ -41,7 +41,7 @@ from tfdist.core.rendezvous.address import bind, join_address
 from tfdist.core.rendezvous.auth import new_secret
 from tfdist.core.rendezvous.secret import keep_in_memory
 
-_reserved: list[socket.socket] = []  # nobody else gets the port before rank 0 listens
+_reserved: list[socket.socket] = []  # keeps the port until rank 0 listens
 
 
 class TfdistTrainer(TensorflowTrainer):
@@ -64,11 +64,11 @@ class Report(keras.callbacks.Callback):
     """Reports metrics and a checkpoint to Ray Train after each epoch.
 
     The checkpoint is a folder with `model.keras`, which rank 0 saves. Pass the callback
-    on every rank, behind `tfdist.callbacks.MetricAverage`.
+    on every rank, after `tfdist.callbacks.MetricAverage`.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reports the metrics of the epoch, and "epoch", its number from 0 on."""
+        """Reports the metrics of the epoch, and its index from 0 as "epoch"."""
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if runtime.rank() == 0:
@@ -79,7 +79,7 @@ class Report(keras.callbacks.Callback):
 
 
 class _Ranks(Backend):
-    """Gives each worker the variables of its rank."""
+    """Sets the environment variables of each worker for its rank."""
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         size, secret = len(worker_group), new_secret()
@@ -103,7 +103,7 @@ class _RanksConfig(BackendConfig):
 
 
 def _reserve() -> str:
-    """Returns an address at which the other workers can reach this one."""
+    """Reserves a port; returns the address at which other workers reach this worker."""
     _reserved.append(bind(ray.util.get_node_ip_address(), 0))
     return join_address(*_reserved[-1].getsockname()[:2])
 

@@ -30,7 +30,7 @@ GLOBAL_BATCH, NOISE, SEED = 100, 32, 1
 
 
 class Gan(keras.Model):
-    """Draws digits (`generator`) and distinguishes them (`discriminator`)."""
+    """Draws digits (`generator`) and tells them from real ones (`discriminator`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,8 +4,9 @@
 
 Each rank plays its own episodes with the common policy. The number of steps in the
 episodes differs between ranks, but the number of collective calls does not: the
-optimizer takes one step per round of episodes. The loop ends on the return over all
-ranks, which is the same number on every rank, so all ranks leave the loop together.
+optimizer takes one step per round of episodes. The loop ends when the mean length of
+the episodes on all ranks is large enough. This number is equal on every rank, so all
+ranks leave the loop together.
 
 References:
     Williams, Simple statistical gradient-following algorithms for connectionist
@@ -44,7 +45,7 @@ class Poles:
     CART_KG, POLE_KG, HALF_POLE_M = 1.0, 0.1, 0.5
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:
-        # Position, its speed, angle, its speed; in m, m/s, rad and rad/s.
+        # Position, velocity, angle and angular velocity; in m, m/s, rad and rad/s.
         self.states = rng.uniform(-0.05, 0.05, (count, 4)).astype(np.float32)
 
     def push(self, to_the_right: np.ndarray) -> np.ndarray:

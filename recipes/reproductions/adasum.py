@@ -100,7 +100,7 @@ STUDY = Study(
     title="Adasum",
     claim=(
         "With the rate of one rank, the gradients of many ranks combined by Adasum "
-        "train better than their average, also with a rate at which their sum diverges."
+        "train better than their average, even with a rate at which their sum diverges."
     ),
     source="Maleki et al. 2021, section 3 (arXiv:2006.02924)",
     workload=(

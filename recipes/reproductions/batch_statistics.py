@@ -24,7 +24,7 @@ COMBINED, FIRST = "statistics of all ranks", "statistics of rank 0"
 def shards(seed: int, epoch: int) -> np.ndarray:
     """Returns the samples of each rank in an epoch, of shape [ranks, samples].
 
-    The data are sorted by label and cut, so that a rank has one or two of the classes.
+    The data are sorted by label and cut, so that a rank has one or two classes.
     """
     by_label = np.argsort(digits.load().train[1], kind="stable")
     order = np.random.default_rng([seed, epoch])
@@ -64,16 +64,16 @@ def accuracies(seed: int) -> dict[str, list[float]]:
 
 
 def run_with(name: str) -> Callable[[int], list[float]]:
-    """Returns a run with one kind of statistics."""
+    """Returns a function that runs with one kind of statistics."""
     return lambda seed: accuracies(seed)[name]
 
 
 def on_ranks() -> dict[str, float]:
-    """Compares combined statistics with those of all data, for values of each rank."""
+    """Compares the statistics combined over the ranks with those of all data."""
     layer = keras.layers.BatchNormalization(momentum=0.0)
     model = keras.Sequential([keras.Input((digits.PIXELS,)), layer])
     images = digits.load().train[0][shards(0, 0)]
-    model(images[tfdist.rank()], training=True)  # moving statistics: of its samples
+    model(images[tfdist.rank()], training=True)  # sets the moving statistics
     tfdist.layers.combine_moving_statistics(model)
     whole = images.reshape(-1, digits.PIXELS)
     pairs = ((layer.moving_mean, whole.mean(0)), (layer.moving_variance, whole.var(0)))

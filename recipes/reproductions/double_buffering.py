@@ -34,7 +34,7 @@ HIGH, BUFFERED_HIGH = (
 
 
 def delayed(model: keras.Model) -> GradientFunction:
-    """Returns a function that returns the gradients of the step before; first zeros."""
+    """Returns a function for the gradients of the previous step; zeros in the first."""
     of_step = gradients_of(model)
     stored = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
 
@@ -48,7 +48,7 @@ def delayed(model: keras.Model) -> GradientFunction:
 
 
 def setting(*, normalized: bool) -> Setting:
-    """Returns the training of the network with or without batch normalization."""
+    """Returns the setting for the network with or without batch normalization."""
 
     def optimizer(steps: int) -> keras.optimizers.Optimizer:
         if normalized:
@@ -103,8 +103,8 @@ STUDY = Study(
     name="double_buffering",
     title="Double buffering",
     claim=(
-        "Updates with the gradients of the previous step, whose reduction has the time "
-        "of a whole step, lose at most a point of accuracy with a warm-up; the largest "
+        "Updates with the gradients of the previous step, which can be reduced during "
+        "a whole step, lose at most a point of accuracy with a warm-up; the largest "
         "rate that is stable is lower."
     ),
     source="ChainerMN 1.3, 2018, double_buffering of its optimizer",

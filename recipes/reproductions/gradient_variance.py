@@ -1,4 +1,4 @@
-"""The average of the gradients of K ranks has a K-th of the variance of one.
+"""The average of the gradients of K ranks has 1 / K of the variance of one gradient.
 
 python recipes/reproductions/gradient_variance.py
 """
@@ -39,7 +39,7 @@ def gradient_function() -> Callable[[np.ndarray], np.ndarray]:
 
 
 class Variance:
-    """The sum of the variances of all elements of vectors, without keeping them."""
+    """Sum of the variances of all elements of vectors; the vectors are not stored."""
 
     def __init__(self) -> None:
         self._count, self._squares = 0, 0.0
@@ -71,7 +71,7 @@ def simulate(seed: int) -> list[float]:
 
 
 def on_ranks() -> dict[str, float]:
-    """Returns the same for this job, whose allreduce averages the gradients."""
+    """Returns this ratio for this job, whose allreduce averages the gradients."""
     gradient, own, averaged = gradient_function(), Variance(), Variance()
     rng = np.random.default_rng(tfdist.rank())
     for _ in range(BATCHES):
@@ -84,7 +84,7 @@ def on_ranks() -> dict[str, float]:
 def judge(
     ratio: Mapping[str, float], on_ranks: Mapping[str, float] | None
 ) -> list[Check]:
-    """Compares the last ratio, that of most ranks."""
+    """Compares the last ratio, i.e. that of the most ranks."""
     most = f"{RANKS[-1]} ranks"
     checks = [at_least(most, ratio[NAME], 0.8), at_most(most, ratio[NAME], 1.25)]
     if on_ranks is not None:

@@ -40,7 +40,7 @@ SETTING = Setting(RANKS, EPOCHS, sgd, normalized=False)
 
 
 def simulate(dtype: str) -> Callable[[int], list[float]]:
-    """Returns a training whose ranks send gradients of a dtype."""
+    """Returns a function that trains with ranks that send gradients of a dtype."""
 
     def run(seed: int) -> list[float]:
         keras.utils.set_random_seed(seed)
@@ -65,7 +65,7 @@ def simulate(dtype: str) -> Callable[[int], list[float]]:
 
 
 def on_ranks() -> dict[str, float]:
-    """Trains with both; returns accuracies, bytes, and the error of one average."""
+    """Trains with both types; returns accuracies, bytes, and error of an average."""
 
     def bytes_sent() -> int:
         return sum(link["data_bytes_sent"] for link in native.counters()["links"])

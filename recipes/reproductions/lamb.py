@@ -14,7 +14,7 @@ from training import Setting, rates, simulate, train_on_ranks
 
 from tfdist.optimizers import LAMB
 
-# Chosen by trainings on 3,200 of the training images, tested on 800 others of them.
+# Chosen by training on 3,200 of the training images and testing on 800 others.
 ADAM_RATE, LARGE_ADAM_RATE, LAMB_RATE = 0.003, 0.016, 0.04
 EPOCHS, RANKS, WARMUP_EPOCHS, DECAY = 14, 16, 4, 0.01
 SMALL, ADAM, LAYERWISE = (
@@ -25,7 +25,7 @@ SMALL, ADAM, LAYERWISE = (
 
 
 def setting(name: str) -> Setting:
-    """Returns the training of that name."""
+    """Returns the setting of that name."""
     ranks = 1 if name == SMALL else RANKS
     rate = {SMALL: ADAM_RATE, ADAM: LARGE_ADAM_RATE, LAYERWISE: LAMB_RATE}[name]
 
@@ -56,7 +56,8 @@ STUDY = Study(
     name="lamb",
     title="LAMB",
     claim=(
-        "LAMB trains a batch 16 times as large nearly as well as AdamW the small batch."
+        "LAMB trains with a 16 times larger batch nearly as well as AdamW with the "
+        "small batch."
     ),
     source="You et al. 2020, algorithm 2 (arXiv:1904.00962)",
     workload=(

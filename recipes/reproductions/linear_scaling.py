@@ -23,7 +23,7 @@ def sgd(rate: float) -> Callable[[int], keras.optimizers.Optimizer]:
 
 
 def setting(ranks: int, rate: float) -> Setting:
-    """Returns a training of the network without batch normalization."""
+    """Returns the setting for the network without batch normalization."""
     return Setting(ranks, EPOCHS, sgd(rate), normalized=False)
 
 

@@ -23,7 +23,7 @@ SINGLE, UNSCALED, SCALED = "float32", "float16", "float16, scaled loss"
 def compiled(kind: str) -> keras.Model:
     """Returns a network whose loss, and so its gradients, are very small.
 
-    The rate is as much larger, so that the steps in float32 are the usual ones.
+    The rate is larger by the same factor, so that steps in float32 are as usual.
     """
     keras.config.set_dtype_policy("float32" if kind == SINGLE else "mixed_float16")
     try:
@@ -46,7 +46,7 @@ def compiled(kind: str) -> keras.Model:
 
 
 def simulate(kind: str) -> Callable[[int], list[float]]:
-    """Returns a training of one process: the loss of each epoch, as if not small."""
+    """Returns a function that trains in one process: the losses, divided by `SMALL`."""
 
     def run(seed: int) -> list[float]:
         keras.utils.set_random_seed(seed)
@@ -96,7 +96,7 @@ STUDY = Study(
     title="Loss scaling",
     claim=(
         "Gradients below the smallest number of float16 are lost; with a scaled loss, "
-        "training in float16 gives what float32 gives. If the gradients of one rank "
+        "training in float16 matches that in float32. If the gradients of one rank "
         "overflow, all ranks skip the step"
     ),
     source="Micikevicius et al. 2018, section 3.2 (arXiv:1710.03740)",

@@ -11,14 +11,14 @@ import study
 from study import Check, Study, at_least, at_most
 from training import PER_RANK, Setting, scaled_setting, simulate, train_on_ranks
 
-# Chosen by trainings on 3,200 of the training images, tested on 800 others of them.
+# Chosen by training on 3,200 of the training images and testing on 800 others.
 RATE, EPOCHS, RANKS, WARMUP_EPOCHS = 0.2, 14, 16, 4
 SMALL = "1 rank"
 WITHOUT, WITH = f"{RANKS} ranks, no warm-up", f"{RANKS} ranks, warm-up"
 
 
 def setting(ranks: int, warmup_epochs: int) -> Setting:
-    """Returns a training with a rate that is scaled to the number of ranks."""
+    """Returns the setting with a rate that is scaled to the number of ranks."""
     return scaled_setting(
         ranks, RATE, EPOCHS, warmup=warmup_epochs, load=digits.load_mnist
     )
@@ -43,7 +43,7 @@ STUDY = Study(
     name="mnist",
     title="A second data set",
     claim=(
-        "On MNIST, too, a rate that is scaled to the batch needs a warm-up, and then "
+        "Also on MNIST, a rate that is scaled to the batch needs a warm-up, and then "
         "comes near to the small batch."
     ),
     source="Goyal et al. 2017, sections 2.1 and 2.2 (arXiv:1706.02677)",

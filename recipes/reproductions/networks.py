@@ -13,10 +13,10 @@ MOMENTUM = 0.9  # of the moving statistics
 class GroupedBatchNormalization(keras.layers.Layer):
     """Batch normalization of several ranks, simulated in one process.
 
-    A batch consists of the equal batches of all ranks. Each rank normalizes its own,
-    and has moving statistics of its own. In an evaluation, all use the combined ones:
-    the mean of the means, and the mean of variance + mean^2 minus the square of the
-    combined mean.
+    A batch consists of equal batches of all ranks. Each rank normalizes its own batch,
+    and has its own moving statistics. In evaluation, all ranks use the combined
+    statistics: the mean of the means, and the mean of variance + mean^2 minus the
+    square of the combined mean.
 
     Args:
         ranks: number of ranks.

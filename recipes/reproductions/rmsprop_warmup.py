@@ -30,7 +30,7 @@ def with_linear_warmup(steps_per_epoch: int) -> keras.optimizers.Optimizer:
 
 
 def slow_start(steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Returns the rates of the paper, of which the first is half of the scaled rate."""
+    """Returns the rates of the paper; the first one is half of the scaled rate."""
     epochs, factors = SLOW_START
     return keras.optimizers.schedules.PiecewiseConstantDecay(
         [round(epoch * EPOCHS * steps_per_epoch / 90) - 1 for epoch in epochs],
@@ -58,7 +58,7 @@ def with_rmsprop_warmup(steps_per_epoch: int) -> keras.optimizers.Optimizer:
 
 
 def setting(optimizer: Callable[[int], keras.optimizers.Optimizer]) -> Setting:
-    """Returns a training with an optimizer, which depends on the number of steps."""
+    """Returns the setting with an optimizer, which depends on the number of steps."""
     return Setting(RANKS, EPOCHS, optimizer, normalized=True)
 
 
@@ -81,7 +81,7 @@ STUDY = Study(
     name="rmsprop_warmup",
     title="RMSprop warm-up",
     claim=(
-        "At a batch for which a linear warm-up is not enough, a training that begins "
+        "With a batch for which a linear warm-up is not enough, training that begins "
         "as RMSprop and becomes SGD, with a slow start, keeps the accuracy."
     ),
     source="Akiba et al. 2017, section 3 (arXiv:1711.04325)",

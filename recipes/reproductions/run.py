@@ -2,7 +2,7 @@
 
     python recipes/reproductions/run.py [--quick]
 
-What has been run with the same code is not run again.
+A run is not repeated if its code has not changed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     """Runs the studies, prints their results and writes the report.
 
     Raises:
-        SystemExit: a mark does not hold.
+        SystemExit: a criterion does not hold.
     """
     parser = argparse.ArgumentParser(description="Published claims, reproduced.")
     parser.add_argument(
@@ -61,7 +61,7 @@ def main() -> None:
     file.write_text(report.page(results), encoding="utf-8")
     print(f"report: {file}")
     if failed:
-        raise SystemExit(f"Marks that do not hold: {', '.join(failed)}.")
+        raise SystemExit(f"Studies whose criteria do not hold: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A study: a published claim, the trainings that test it, and their verdict."""
+"""A study: a published claim, the training runs that test it, and their verdict."""
 
 import argparse
 import dataclasses
@@ -21,17 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "reproductions"
 SEEDS = 5
 RANKS_TIMEOUT_S = 1800
-_FOUND = "found: "  # what rank 0 has found follows
+_FOUND = "found: "  # followed by the results of rank 0
 # 97.5 % quantiles of Student's t distribution, by the number of values.
 _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-Curves = Mapping[str, Sequence[Sequence[float]]]  # by name: of each seed, the values
+Curves = Mapping[str, Sequence[Sequence[float]]]  # by name: the values of each seed
 
 
 class Interval(NamedTuple):
     """The mean of several seeds, and half of its 95 % confidence interval."""
 
     mean: float
-    half: float | None  # of one seed: unknown
+    half: float | None  # None for a single seed
 
     def __str__(self) -> str:
         if self.half is None:
@@ -43,10 +43,10 @@ class Check(NamedTuple):
     """A criterion.
 
     Attributes:
-        text: what has to hold.
-        found: what was found.
-        holds: whether it holds.
-        is_of_ranks: whether it was found with real ranks.
+        text: the criterion in words.
+        found: the measured value.
+        holds: whether the criterion holds.
+        is_of_ranks: whether the value was measured with real ranks.
     """
 
     text: str
@@ -61,14 +61,14 @@ class Study:
 
     Attributes:
         name: name of the script.
-        title: what it is about.
-        claim: the claim.
+        title: the topic, as a heading.
+        claim: the claim as a sentence.
         source: where it was published.
         workload: network, data, and numbers.
-        runs: by name, functions of a seed that return values in their order, for
+        runs: functions by name; each takes a seed and returns a list of values, for
             example the accuracy of each epoch.
         judge: function that returns the criteria. It gets the means of the last values,
-            by the name of the run, and what `on_ranks` has returned, or None.
+            by the name of the run, and the result of `on_ranks`, or None.
         ranks: number of real ranks.
         on_ranks: function that all ranks of a job call, after `tfdist.init()`; the
             numbers that rank 0 returns, by name, are kept.
@@ -97,7 +97,7 @@ class Result:
 
     Attributes:
         curves: by the name of the run, the values of each seed.
-        on_ranks: the numbers that were found with real ranks; None if it was not run.
+        on_ranks: the numbers measured with real ranks; None without such a run.
     """
 
     curves: dict[str, list[list[float]]]
@@ -143,9 +143,9 @@ def at_most(
 
 
 def code_hash(study: Study) -> str:
-    """Returns a hash of what the values of a study depend on.
+    """Returns a hash of everything on which the values of a study depend.
 
-    That is its code, that of tfdist, and the versions of TensorFlow and Keras.
+    This is its code, the code of tfdist, and the versions of TensorFlow and Keras.
     """
     names = ("digits", "networks", "study", "training", study.name)
     files = [Path(__file__).with_name(f"{name}.py") for name in names]
@@ -167,11 +167,11 @@ def run(
     folder: Path = RESULTS,
     log: Callable[[str], object] = print,
 ) -> Result:
-    """Runs the trainings of a study that have not been run with this code.
+    """Executes the runs of a study that have no results with this code yet.
 
     Args:
         study: the study.
-        seeds: number of simulated trainings of each setting, at most 8.
+        seeds: number of simulated runs of each setting, at most 8.
         with_ranks: whether to repeat one of them with real ranks.
         folder: where the results are kept.
         log: function that shows a line of progress.
@@ -193,7 +193,7 @@ def run(
 
 
 def _read(file: Path, code: str) -> dict[str, Any]:
-    """Returns the results that the code with this hash has had."""
+    """Returns the stored results of the code with this hash."""
     own = {"code": code, "curves": {}, "on_ranks": None}
     if file.exists():
         known = json.loads(file.read_text())
@@ -210,7 +210,7 @@ def _write(file: Path, known: dict[str, Any]) -> None:
 
 
 def _launch(study: Study) -> dict[str, float]:
-    """Runs a job of real ranks; returns what its rank 0 has found.
+    """Runs a job of real ranks; returns the results of its rank 0.
 
     Raises:
         RuntimeError: the job failed.

@@ -1,4 +1,4 @@
-"""One training of the reproductions, with simulated or with real ranks."""
+"""A training run of the reproductions, with simulated or with real ranks."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -19,14 +19,14 @@ GradientFunction = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One training.
+    """Setting of a training run.
 
     Attributes:
         ranks: number of ranks, each with `PER_RANK` samples in a step.
-        epochs: length of the training.
+        epochs: number of epochs.
         optimizer: function that returns the optimizer, for a number of steps per epoch.
         normalized: whether the network has batch normalization.
-        load: function that returns the data; others than the small digits only for
+        load: function that returns the data; data other than the small digits only for
             the network with batch normalization.
     """
 
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in an epoch; the remaining samples are left out."""
+        """Number of steps in an epoch; the remaining samples are not used."""
         return len(self.load().train[1]) // (self.ranks * PER_RANK)
 
     def network(self, simulated_ranks: int | None) -> keras.Model:
@@ -50,12 +50,12 @@ class Setting:
 
 
 def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
-    """Returns a rate that becomes a tenth after 60 % and 85 % of the training.
+    """Returns a rate that falls to a tenth after 60 % and after 85 % of training.
 
     Args:
-        peak: the first rate, after a warm-up.
-        epochs: length of the training.
-        steps: steps of an epoch.
+        peak: the rate after the warm-up.
+        epochs: number of epochs.
+        steps: steps in an epoch.
         warmup: epochs in which the rate rises from 0.
     """
     ends = [round(part * epochs * steps) - 1 for part in (0.6, 0.85)]
@@ -73,12 +73,12 @@ def scaled_setting(
     warmup: int,
     load: Callable[[], digits.Digits] = digits.load,
 ) -> Setting:
-    """Returns a training with SGD, whose rate is scaled to the number of ranks.
+    """Returns a setting with SGD, whose rate is scaled to the number of ranks.
 
     Args:
         ranks: number of ranks.
         rate: the rate of one rank.
-        epochs: length of the training.
+        epochs: number of epochs.
         warmup: epochs in which the rate rises from 0.
         load: function that returns the data.
     """
@@ -133,7 +133,7 @@ def train(
         optimizer: its optimizer.
         epochs: the samples of each step, by epoch.
         gradients: function that returns the gradients of a step; default: those of the
-            mean loss, which is the average of the means of equal ranks.
+            mean loss, which equals the average over ranks with equal batches.
         data: the data; default: the small digits.
     """
     images, labels = (data or digits.load()).train
@@ -171,14 +171,14 @@ def train_on_ranks(setting: Setting, **options: Any) -> float:
     """Trains on the ranks of this job.
 
     Args:
-        setting: the training, for as many ranks as the job has.
+        setting: the setting, for as many ranks as the job has.
         **options: arguments of `tfdist.DistributedOptimizer`.
 
     Returns:
         The test accuracy after the last epoch, in percent.
 
     Raises:
-        ValueError: the job has another number of ranks.
+        ValueError: the job has a different number of ranks.
     """
     if tfdist.size() != setting.ranks:
         raise ValueError(f"Expected {setting.ranks} ranks, got {tfdist.size()}.")

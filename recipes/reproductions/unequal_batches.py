@@ -42,7 +42,7 @@ class Gradients:
 
         Args:
             rows: the samples.
-            tape: the tape that computes it; None: one of this process alone.
+            tape: the tape that computes it; None: a new `tf.GradientTape`.
             **options: arguments of the tape's method `gradient`.
         """
         with tape or tf.GradientTape() as tape:
@@ -59,7 +59,7 @@ def error_of(found: np.ndarray, right: np.ndarray) -> float:
 
 
 def simulate(name: str) -> Callable[[int], list[float]]:
-    """Returns a run: the relative errors of an average, by the sizes of the batches."""
+    """Returns a function for the relative errors of an average, by batch sizes."""
 
     def run(seed: int) -> list[float]:
         gradients, errors = Gradients(seed), []

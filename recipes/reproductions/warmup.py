@@ -15,7 +15,7 @@ SMALL, WITHOUT, WITH = "1 rank", "11 ranks, no warm-up", "11 ranks, warm-up"
 
 
 def setting(ranks: int, warmup_epochs: int) -> Setting:
-    """Returns a training with a rate that is scaled to the number of ranks."""
+    """Returns the setting with a rate that is scaled to the number of ranks."""
     return scaled_setting(ranks, RATE, EPOCHS, warmup=warmup_epochs)
 
 

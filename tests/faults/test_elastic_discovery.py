@@ -92,7 +92,7 @@ def test_the_job_goes_on_without_a_host_that_cannot_be_reached(hosts, tmp_path):
     warning = "warning: host-x cannot be used: tfdist could not be started there"
     assert done.stderr.count(warning) == 1, done.stderr
     assert done.stderr.count("connect to host host-x") == 1
-    assert "The job goes on without it" in done.stderr
+    assert "The job continues without it" in done.stderr
     assert "the job grows to 2 ranks" in done.stderr
 
 

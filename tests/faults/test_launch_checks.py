@@ -49,7 +49,7 @@ pytestmark = pytest.mark.faults
         (
             ["-np", "2", "--nnodes", "2", "--node-rank", "2", "true"],
             2,
-            "the numbers from 0 to 1",
+            "it must be from 0 to 1",
         ),
         (
             ["-np", "2", "--nnodes", "2", "--node-rank", "0", "true"],
@@ -72,7 +72,7 @@ pytestmark = pytest.mark.faults
             2,
             "f: no such file; expected an executable file",
         ),
-        (["-np", "2", "--elastic-timeout", "9", "true"], 2, "leave it out"),
+        (["-np", "2", "--elastic-timeout", "9", "true"], 2, "omit it"),
         (["-np", "2", "--bind-to", "l3cache", "true"], 2, "choose from"),
         (["-np", "4096", "--bind-to", "core", "true"], 2, "one rank for each core"),
         (["-np", "2", "--bogus", "true"], 2, "--bogus"),

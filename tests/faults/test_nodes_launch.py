@@ -262,7 +262,7 @@ def test_a_number_that_is_given_twice_is_that_of_the_last(hosts):
     later = made.start(1, "true", size=3)
     done = finish(earlier)
     assert done.code == 2
-    assert "has connected as node 1, too; give each host its own" in done.report[-1]
+    assert "has also connected as node 1; give each host its own" in done.report[-1]
     made.start(2, "true", size=3)
     assert finish(first).code == finish(later).code == 0
 

@@ -284,7 +284,7 @@ def test_rates_that_would_be_wrong_are_refused_on_all_ranks():
         name: "MismatchError" if name in differing else "ValueError" for name in CASES
     }
     text = {name: message for name, (_, message) in found.items()}
-    assert "Leave out target" in text["target and schedule"]
+    assert "Omit target" in text["target and schedule"]
     assert "LearningRateScale(multiplier=2.0)] on rank 1" in text["multipliers"]
     gan_rates = text["rates of a GAN"]
     assert "rank 0: epoch 2, learning rates 0.125, 0.25;" in gan_rates

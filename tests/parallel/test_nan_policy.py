@@ -104,7 +104,7 @@ def test_a_policy_has_to_be_known_and_a_loss_scale_has_its_own():
     with pytest.raises(ValueError, match="None, 'raise' or 'skip_step', got 'ignore'"):
         tfdist.DistributedOptimizer(keras.optimizers.SGD(), nan_policy="ignore")
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    with pytest.raises(ValueError, match="Leave out nan_policy"):
+    with pytest.raises(ValueError, match="Omit nan_policy"):
         tfdist.DistributedOptimizer(scaled, nan_policy="skip_step")
 
 

@@ -222,5 +222,5 @@ def test_what_needs_all_ranks_says_at_once_that_one_has_joined(names):
         assert len(found) == (0 if rank == 1 else len(names))
         for name, (message, culprit) in zip(names, found, strict=False):
             assert message.startswith(f"{name}: it needs every rank, and rank 1 has")
-            assert "Call tfdist.join() on the other ranks too" in message
+            assert "or after tfdist.join() has returned on all ranks" in message
             assert culprit == 1

@@ -138,7 +138,7 @@ def test_a_shard_that_one_host_lacks_is_an_error_on_all(files):
 def test_lists_in_another_order_are_an_error_on_all(files):
     for name, message, _ in run_ranks(refused_on_one, 2, files, "other order"):
         assert name == "MismatchError"
-        assert "tfdist.data.Records.from_files: the list of files" in message
+        assert "Records.from_files differently: the list of files" in message
         for ends in ("d-00000-of-00007 to d-00006", "d-00006-of-00007 to d-00000"):
             assert f"7 files, {ends}" in message
         assert "sort the list of a folder" in message

@@ -107,7 +107,7 @@ def test_a_model_of_which_a_part_is_synchronised_is_told_of(caplog, monkeypatch)
     monkeypatch.setattr(runtime, "size", lambda: 2)
     check_model(model)
     [record] = caplog.records
-    assert "1 of 2 batch normalisation layers" in record.message
+    assert "1 of 2 batch normalization layers" in record.message
     synchronize_batch_normalization(model)
     check_model(model)
     assert len(caplog.records) == 1

@@ -183,10 +183,10 @@ def test_ranks_that_number_hosts_are_recognised():
     ranks = {"TFDIST_RANK": "3", "TFDIST_SIZE": "4"}
     with pytest.raises(RendezvousError, match="contradict") as caught:
         detect({**TORCHRUN, **ranks})
-    assert "RANK=1 and WORLD_SIZE=2 may be the numbers of hosts" in caught.value.message
+    assert "RANK=1 and WORLD_SIZE=2 may number hosts" in caught.value.message
     with pytest.raises(RendezvousError, match="contradict") as caught:
         detect({**TORCHRUN, **ranks, "LOCAL_RANK": "1"})
-    assert "numbers of hosts" not in caught.value.message
+    assert "number hosts" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -358,7 +358,7 @@ SOURCE = tf.data.Dataset.from_tensor_slices(ONES)
         (SOURCE.filter(lambda _: False).batch(2), {}, ValueError, "at least one"),
         (Finite(0), {}, ValueError, "at least one sample"),
         (Endless(3), {}, ValueError, "without a length"),
-        (Finite(3), {"batch_size": 2}, ValueError, "Leave batch_size out"),
+        (Finite(3), {"batch_size": 2}, ValueError, "Omit batch_size"),
         (SOURCE.repeat(), {"batch_size": 2}, ValueError, "infinite"),
         (SOURCE.shuffle(6), {"batch_size": 2}, ValueError, "shuffled"),
         (SOURCE.batch(2), {"batch_size": 2}, ValueError, "is batched"),
@@ -385,7 +385,7 @@ def test_what_was_dealt_out_before_is_refused():
 def test_targets_of_another_length_or_beside_a_dataset_are_refused():
     with pytest.raises(ValueError, match=r"lengths 5 \(y\), 6 \(x\)"):
         tfdist.evaluate(compiled(), ONES, ONES[:5, :1])
-    with pytest.raises(ValueError, match="Leave y out"):
+    with pytest.raises(ValueError, match="Omit y"):
         tfdist.evaluate(compiled(), SOURCE, ONES[:, :1], batch_size=2)
 
 

@@ -256,7 +256,7 @@ def test_an_example_that_is_good_again_is_not_counted_as_damaged(stored):
     def picture(encoded, position, key):
         return imagenet_data.imagenet_pictures.validation_picture(encoded, 32)
 
-    with pytest.raises(ValueError, match="could not be used twice, and can now"):
+    with pytest.raises(ValueError, match="failed twice, but can be used now"):
         split._examples.explain(np.int64(3), np.int64(0), picture, True)
     assert not split.skipped
 

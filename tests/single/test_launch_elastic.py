@@ -316,8 +316,8 @@ def test_the_ranks_of_a_removed_host_leave_and_others_are_started(start, capsys)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("the hosts have 3 slots now: the job grows to 3 ranks")
     assert lines[1].endswith(
-        "the slots of rank 1 were removed, and will be left once --min-np other ranks "
-        "are there"
+        "the slots of rank 1 were removed, and will be vacated once --min-np other "
+        "ranks are ready"
     )
     assert lines[2].endswith(f"newcomer 4 (process {os.getpid()}) is started on c")
     job.discover(a=1, c=1)

@@ -90,7 +90,7 @@ def test_ranks_are_divided_equally():
 
 def test_one_host_needs_neither_number_nor_address():
     assert place.node_place(options(nodes=1), {}) is None
-    with pytest.raises(RendezvousError, match="the numbers from 0 to 0"):
+    with pytest.raises(RendezvousError, match="it must be from 0 to 0"):
         place.node_place(options("--node-rank", "1", nodes=1), {})
 
 

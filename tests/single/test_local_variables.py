@@ -69,5 +69,5 @@ def test_scaling_without_local_variables_and_a_weight_without_scaling_are_refuse
     with pytest.raises(ValueError, match="True or False"):
         ReduceOptions(local_variables=local, scale_local_gradients=2)
     options = ReduceOptions(local_variables=local, scale_local_gradients=False)
-    with pytest.raises(ValueError, match="Leave out weight or"):
+    with pytest.raises(ValueError, match="Omit weight or"):
         reduce_gradients([tf.constant([2.0])], [v], options, weight=3)

@@ -191,7 +191,7 @@ def test_the_input_keeps_its_value():
         (lambda x: tfdist.reduce_scatter(x, op=99), ValueError, "got 99"),
         (lambda x: tfdist.alltoall(x, [0.5, 1.5]), ValueError, "vector of integers"),
         (lambda x: tfdist.alltoall(x, 2), ValueError, "vector of integers, .* got 2"),
-        (lambda x: tfdist.alltoall(x, []), ValueError, "Leave splits out"),
+        (lambda x: tfdist.alltoall(x, []), ValueError, "Omit splits"),
         (lambda x: tfdist.scatter(x, 0, [[2]]), ValueError, "vector of integers"),
         (lambda x: tfdist.reduce_scatter(x, tf.ones([1])), ValueError, "of integers"),
         (lambda x: tfdist.alltoall("a"), TypeError, "broadcast_object"),
@@ -612,7 +612,7 @@ def summed_if_even(i):
     ],
 )
 def test_functions_that_are_called_for_several_elements_at_once_are_refused(use, calls):
-    with pytest.raises(ValueError, match="Leave num_parallel_calls out"):
+    with pytest.raises(ValueError, match="Omit num_parallel_calls"):
         use(tf.data.Dataset.range(4), calls)
 
 

@@ -547,7 +547,7 @@ def test_lines_that_are_none_of_a_timeline_are_named_and_left_out(tmp_path, caps
     assert cli.main(["timeline", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert f"{tmp_path / 'trace.json'}: 2 of 2 ranks" in told
-    assert "left out: 14 files or lines of files" in told
+    assert "skipped: 14 files or lines of files" in told
     assert '  rank-0.jsonl, line 3: op without a number "done"\n' in told
     assert '  rank-0.jsonl, line 4: op without a text "name"\n' in told
     assert "  and 9 more\n" in told
@@ -581,7 +581,7 @@ def test_copies_are_no_ranks_of_their_own(tmp_path, capsys):
         (tmp_path / name).write_text(text)
     assert tool.main([str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "2 of 2 ranks" in told and "left out: 3 files" in told
+    assert "2 of 2 ranks" in told and "skipped: 3 files" in told
     assert "rank-01.jsonl: not a name like rank-0.jsonl" in told
     assert "rank-1 copy.jsonl: not a name like rank-0.jsonl" in told
     assert "rank-2.jsonl: the part of rank 1; rename it to rank-1.jsonl, or" in told
@@ -599,7 +599,7 @@ def test_of_two_parts_in_one_file_the_first_counts(tmp_path, capsys):
     path.write_text(path.read_text() + other.read_text())
     assert tool.main([str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "rank-0.jsonl, line 5: another part begins here; left out with all" in told
+    assert "rank-0.jsonl, line 5: another part begins here; ignored with all" in told
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert [e["pid"] for e in slices(trace["traceEvents"], "y")] == [1]
     assert trace["otherData"]["waited_for_us"] == {"0": {"1": 10}, "1": {"0": 60}}

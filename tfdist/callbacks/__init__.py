@@ -1,7 +1,7 @@
 """Keras callbacks for training on several ranks.
 
-`model.fit` needs five changed statements: import, initialization, sharded data,
-optimizer, and callbacks. All ranks run the same script.
+A script that calls `model.fit` needs five changes: import, initialization, sharded
+data, optimizer, and callbacks. All ranks run the same script.
 
 Example:
     >>> import keras, numpy as np
@@ -17,13 +17,17 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `UnevenData` first if ranks have different numbers of batches, `MetricAverage`
-before callbacks that use metrics, `CombineMovingStatistics` (for batch normalisation)
-before those that save, callbacks that write files into `RankZeroOnly`, and
-`StopTogether` last if a single rank may stop. Every tfdist callback checks before the
-first step that the model's gradients will be reduced, and that the callback lists of
-all ranks match (docs/callbacks.md). If the model's optimizer has a `process_set`, "all
-ranks" means the ranks of that set, and "rank 0" its lowest rank.
+Order of the list:
+
+- `UnevenData` first, if ranks have different numbers of batches;
+- `MetricAverage` before callbacks that use metrics;
+- `CombineMovingStatistics` (for batch normalization) before callbacks that save;
+- `StopTogether` last, if a single rank may stop.
+
+Wrap callbacks that write files in `RankZeroOnly`. Before the first step, every tfdist
+callback checks that the model's gradients will be reduced, and that the callback lists
+of all ranks match (docs/callbacks.md). If the model's optimizer has a `process_set`,
+"all ranks" means the ranks of that set, and "rank 0" its lowest rank.
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState

@@ -52,8 +52,8 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file as `atomic_write` does, and its checksum to a second file.
 
-    After a crash, the content of the file has its checksum in NAME.sha256. While a file
-    is replaced, the checksums of the old and of the new content are there.
+    Even after a crash, NAME.sha256 contains the checksum of the file NAME: while the
+    file is replaced, it lists the checksums of the old and the new content.
 
     Args:
         path: path of the file, or of a link to it; its folder is created if needed.
@@ -79,7 +79,7 @@ def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
             listed.unlink(missing_ok=True)
         raise
     if before:
-        with contextlib.suppress(OSError):  # the line of the old content does no harm
+        with contextlib.suppress(OSError):  # a line for the old content does no harm
             _write_text(listed, line)
 
 
@@ -110,7 +110,7 @@ def _remove_abandoned(folder: Path) -> None:
     """Removes partial files of killed processes that have not changed for an hour."""
     for entry in folder.iterdir():
         if _PARTIAL.fullmatch(entry.name):
-            with contextlib.suppress(OSError):  # renamed meanwhile, or not ours
+            with contextlib.suppress(OSError):  # renamed meanwhile, or not permitted
                 if time.time() - entry.lstat().st_mtime > _ABANDONED_S:
                     entry.unlink()
 

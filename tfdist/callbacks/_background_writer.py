@@ -1,4 +1,4 @@
-"""Writes files one after the other on a thread, while the program goes on."""
+"""Writes files one after the other on a thread, while the program continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Job(NamedTuple):
 
     Attributes:
         path: path of the file, for messages.
-        write: writes the file.
+        write: function that writes the file.
     """
 
     path: Path
@@ -26,10 +26,10 @@ class Job(NamedTuple):
 class BackgroundWriter:
     """Writes one file at a time on a thread.
 
-    If a file is still being written, the next one waits. A third one replaces the one
-    that waits, with a warning, so that at most two are held in memory. An exception of
-    `write` is logged as a warning. The failed job is kept for `retry` until a newer job
-    is submitted.
+    A file that is submitted while another is being written waits. A newer file replaces
+    the waiting one, with a warning, so that at most two are held in memory. An
+    exception in `write` is logged as a warning. The failed job is kept for `retry`
+    until a newer job is submitted.
 
     The thread runs only while there is something to write. It is not a daemon: at the
     end of the program, Python waits until the file is complete.
@@ -49,7 +49,7 @@ class BackgroundWriter:
             return self._failed is not None
 
     def submit(self, job: Job) -> None:
-        """Starts to write a file, or lets it wait for the current one."""
+        """Starts to write a file, or lets it wait until the current one is written."""
         with self._changed:
             replaced, self._waiting, self._failed = self._waiting, job, None
             running = self._running
@@ -80,7 +80,7 @@ class BackgroundWriter:
             timeout_s: seconds to wait at most.
 
         Returns:
-            Whether everything has ended, successfully or not.
+            Whether all writes have ended, successfully or not.
         """
         with self._changed:
             return self._changed.wait_for(lambda: not self._has_thread, timeout_s)
@@ -102,8 +102,8 @@ class BackgroundWriter:
 
     def _report(self, job: Job, error: Exception) -> None:
         _logger.warning(
-            "The checkpoint %s was not saved: %s: %s. The training goes on, and the "
-            "next save tries again. Earlier checkpoints are unchanged.",
+            "The checkpoint %s was not saved: %s: %s. Training continues, and the next "
+            "save tries again. Earlier checkpoints are unchanged.",
             job.path,
             type(error).__name__,
             error,

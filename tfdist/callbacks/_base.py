@@ -196,13 +196,13 @@ class RankCallback(keras.callbacks.Callback):
             _first_step_names.set(self.model, [])
 
     def _has_reduced(self) -> bool:
-        """Returns whether anything but moments of batch normalisations was reduced."""
+        """Returns whether anything but batch normalization moments was reduced."""
         if finished_operations() == self._finished_before:
             return False
-        # Records of layers that were created in this step were not requested.
+        # No records were requested if synchronized layers were created in this step.
         if not (_counts_moments(self.model) and self.model in _first_step_names):
             return True
-        # Records can be taken once, so the callbacks of a model share their names.
+        # Records can be taken only once, so the callbacks of a model share the names.
         names = _first_step_names.get(self.model)
         names.extend(map(_name_of, native.take_records()))
         return any(not name.startswith("batch_norm.") for name in names)
@@ -225,10 +225,10 @@ def _is_traced_otherwise(model: keras.Model) -> bool:
 
 
 def _counts_moments(model: keras.Model) -> bool:
-    """Returns whether `finished_operations` counts moments of batch normalisations.
+    """Returns whether `finished_operations` counts batch normalization moments.
 
-    Engines other than the core do not count them, and the operations of other engines
-    are not in the core's records.
+    An engine other than the core does not count them, and its operations are not in the
+    core's records.
     """
     if engines.chosen() is not None:
         return False
@@ -247,7 +247,7 @@ def finished_operations() -> int:
 
 
 def _steps_with_an_update(model: keras.Model) -> int:
-    """Returns the largest number of steps until an update of the weights."""
+    """Returns the number of steps that contain at least one update of the weights."""
     return getattr(base_optimizer(model), "gradient_accumulation_steps", None) or 1
 
 
@@ -255,9 +255,9 @@ def check_model(model: keras.Model) -> None:
     """Raises if `model` cannot be trained on several ranks as it is compiled.
 
     Raises:
-        ValueError: an optimizer does not reduce gradients, or reduces inside a loss
-            scale, or a batch normalisation layer has Keras's `synchronized=True`, which
-            has no effect in tfdist.
+        ValueError: an optimizer does not reduce gradients, or reduces them inside a
+            LossScaleOptimizer, or a batch normalization layer has Keras's
+            `synchronized=True`, which has no effect in tfdist.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -283,7 +283,7 @@ def _check_batch_normalization(model: keras.Model) -> None:
     plain = [layer for layer in layers if not is_synchronized(layer)]
     if 0 < len(plain) < len(layers):
         _logger.warning(
-            "%d of %d batch normalisation layers use the statistics of all ranks. The "
+            "%d of %d batch normalization layers use the statistics of all ranks. The "
             "other layers, such as %r, use the statistics of this rank's batch. (Keras "
             "copies a model with plain layers; call "
             "tfdist.layers.synchronize_batch_normalization(model) on the copy.)",
@@ -295,16 +295,16 @@ def _check_batch_normalization(model: keras.Model) -> None:
         if layer.synchronized:
             raise ValueError(
                 f"The layer {layer.name!r} has synchronized=True, which in Keras works "
-                "only with tf.distribute. Every rank would normalise its own batch "
+                "only with tf.distribute. Every rank would normalize its own batch "
                 "independently. Call tfdist.layers.synchronize_batch_normalization("
-                "model), or leave out synchronized."
+                "model), or omit synchronized."
             )
 
 
 def _warn_of_own_statistics(
     model: keras.Model, callbacks: list[keras.callbacks.Callback], first: int
 ) -> None:
-    """Warns that the statistics of batch normalisations will differ between ranks.
+    """Warns that batch normalization statistics will differ between ranks.
 
     Args:
         model: the model to be trained.
@@ -322,7 +322,7 @@ def _warn_of_own_statistics(
     if plain and not any(type(one).__name__ in combining for one in callbacks):
         _logger.warning(
             "Each rank keeps moving statistics of its own batches in %d batch "
-            "normalisation layers, such as %r. The ranks' models therefore differ in "
+            "normalization layers, such as %r. The ranks' models therefore differ in "
             "evaluation, and the model that rank %d saves does not represent all data. "
             "Add tfdist.callbacks.CombineMovingStatistics() to the callbacks, or call "
             "tfdist.layers.synchronize_batch_normalization(model) before fit.",
@@ -364,8 +364,8 @@ def optimizer_of_one_rate(
     names = ", ".join(f"{type(one).__name__} {one.name!r}" for one in others)
     raise ValueError(
         f"{callback} changes the learning rate of the optimizer passed to "
-        f"model.compile, but {problem}{f' ({names})' if names else ''}. Leave "
-        f"{callback} out, and set each optimizer's rate when you create it: multiply "
+        f"model.compile, but {problem}{f' ({names})' if names else ''}. Remove "
+        f"{callback}, and set each optimizer's rate when you create it: multiply "
         "the rate of one process by tfdist.size(), and for a warm-up pass "
         "tfdist.optimizers.Warmup(rate, warmup_steps) as learning_rate."
     )

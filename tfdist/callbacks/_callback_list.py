@@ -1,4 +1,4 @@
-"""Finds the list that contains a callback, and compares it between ranks.
+"""Finds the list that contains a callback, and compares the lists of all ranks.
 
 In Keras, a callback has no access to other callbacks. But hooks are called from a
 method of `keras.callbacks.CallbackList`, so the list is found in the call stack.
@@ -36,12 +36,12 @@ def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
 
 
 class ReplacedHook:
-    """Replaces a method of a callback list that calls a hook of its callbacks.
+    """A replacement for a method of a callback list, such as `on_epoch_begin`.
 
     Args:
-        hook: name of the method.
+        hook: name of the method, which is also that of the hook.
         call: function that is called instead, with the name, the positional arguments
-            of the hook without its logs, and the logs or None.
+            of the hook except the logs, and the logs or None.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ def agree_on_callbacks(
     process_set: ProcessSet | None,
     model: keras.Model,
 ) -> None:
-    """Checks the calls of `fit` of all ranks; every rank that trains has to call it.
+    """Checks that all ranks call `fit` alike; every rank that trains has to call it.
 
     Args:
         callbacks: this rank's list.
-        epochs: the epoch at which its training ends; None if unknown.
+        epochs: the epoch at which training ends on this rank; None if unknown.
         process_set: the ranks that train; None for all.
         model: the model, used to find the arguments of its `fit`.
 

@@ -1,4 +1,4 @@
-"""The state of callbacks as plain values, to be sent to other ranks or set back."""
+"""The state of callbacks as plain values, to send to other ranks or to restore."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def plain_state(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
     These are numbers, arrays, and lists, tuples and dicts of them, such as the best
     value of an EarlyStopping, or the lists of a History. Open files, models and
-    functions are left out, because they belong to a process, and so are texts, which
-    may be names of its files.
+    functions are excluded, because they belong to this process. Attributes that are
+    strings are also excluded, because they may be names of this process's files.
 
     Args:
         attributes: `vars(callback)`.

@@ -1,4 +1,4 @@
-"""Warns when the ranks of a `fit` train on the same samples."""
+"""Warns when the ranks train on the same samples in `fit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DATASET = "_distributed_dataset"  # attribute of Keras's iterator over an epoch
 
 
 class DataCheck:
-    """Collects hashes of the samples of the first epoch of a `fit`.
+    """Collects hashes of the samples in the first epoch of `fit`.
 
     Args:
         model: the model in `fit`; nothing is collected in a custom loop.
@@ -46,7 +46,7 @@ class DataCheck:
             setattr(iterator, _DATASET, self._tap.attach(dataset))
 
     def stop_collecting(self) -> None:
-        """Lets the `fit` read its dataset as before."""
+        """Lets `fit` read its dataset without collecting hashes."""
         if self._tap is not None:
             setattr(self._iterator, _DATASET, self._original)
 

@@ -18,8 +18,8 @@ def check_same_epoch(
 ) -> None:
     """Checks that all ranks begin the same epoch with the same learning rates.
 
-    The ranks do one small reduction with a hash of the rates, because the number of
-    rates may differ.
+    One small reduction compares a hash of the rates, because the ranks may have
+    different numbers of rates.
 
     Args:
         epoch: indexed from 0.

@@ -1,23 +1,27 @@
-"""Places in a `fit`, in the order in which it reaches them."""
+"""Places: points in the course of `fit`, ordered by time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 EPOCH_BEGIN, STEPS, VALIDATION, EPOCH_END = range(4)  # parts of an epoch
-BEFORE, STEP, AFTER = range(3)  # moments of a step
+BEFORE, STEP, AFTER = range(3)  # the hooks before a step, the step, the hooks after it
 _END_OF_FIT = 1 << 40  # larger than any epoch
 
 
 class Place(NamedTuple):
-    """A step, a validation, or one callback's call of a hook. Later ones are larger.
+    """A point in the course of `fit`; later points compare greater than earlier ones.
+
+    It is a training step, a validation, or the call of one callback's hook.
 
     Attributes:
-        epoch: counted from 0; very large at the end of `fit`.
-        part: part of the epoch.
-        step: number of the first batch of the step; 0 outside of the steps.
-        moment: moment of the step; 0 outside of the steps.
-        callback: position of the callback in the list; 0 if it is no hook.
+        epoch: index of the epoch, from 0; at the end of `fit`, a number larger than any
+            epoch.
+        part: part of the epoch: EPOCH_BEGIN, STEPS, VALIDATION or EPOCH_END.
+        step: index of the first batch of the step; 0 unless `part` is STEPS.
+        moment: BEFORE (`on_train_batch_begin`), STEP, or AFTER (`on_train_batch_end`);
+            0 unless `part` is STEPS.
+        callback: index of the callback in the list; 0 for a step or a validation.
     """
 
     epoch: int
@@ -70,13 +74,14 @@ def place_of_validation(epoch: int) -> Place:
 
 
 def place_of_hook(hook: str, epoch: int, step: int, callback: int) -> Place:
-    """Returns the place of a callback's call of a hook.
+    """Returns the place at which a hook of one callback is called.
 
     Args:
         hook: name of the hook.
-        epoch: current epoch, ignored by `on_train_end`.
-        step: first batch of the current step, ignored outside of the steps.
-        callback: position of the callback in the list.
+        epoch: index of the current epoch; ignored for `on_train_end`.
+        step: index of the first batch of the current step; used only for the hooks of
+            a step.
+        callback: index of the callback in the list.
 
     Example:
         >>> from tfdist.callbacks._fit_place import place_of_hook

@@ -1,4 +1,4 @@
-"""The position of an elastic `fit` in its data."""
+"""The position of an elastic `fit` in the training data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tfdist.callbacks.progress import Progress
 
 
 class FitPosition(NamedTuple):
-    """How far a `fit` has come, the same on all ranks before a step.
+    """The progress of `fit`, equal on all ranks before a step.
 
     Attributes:
-        calls: number of calls of the train function.
-        samples: number of samples of the epoch that were used, or that are left out.
+        calls: number of completed calls of the train function.
+        samples: number of samples of the epoch that were used or skipped.
     """
 
     calls: int
@@ -30,8 +30,8 @@ class FitPosition(NamedTuple):
                 end of an epoch.
 
         Returns:
-            The position. It has as many calls as before if there are too few samples
-            for a step. It is at the end of the epoch if too few samples remain.
+            The position. `calls` is unchanged if too few samples are left for a step.
+            `samples` is `total` if too few samples are left for another step.
 
         Example:
             >>> from tfdist.callbacks._fit_position import FitPosition
@@ -51,10 +51,10 @@ class FitPosition(NamedTuple):
 def announce_steps(
     callbacks: keras.callbacks.CallbackList, steps: int, step_size: int
 ) -> None:
-    """Tells the callbacks of a `fit` how many steps the current epoch has.
+    """Tells the callbacks in `fit` how many steps the current epoch has.
 
     Args:
-        callbacks: the list of the `fit`.
+        callbacks: the callback list of `fit`.
         steps: number of steps.
         step_size: samples of all ranks in one step.
     """

@@ -1,4 +1,4 @@
-"""The state of an elastic `fit`, which is set back, and sent to other ranks."""
+"""The state of an elastic `fit`, which can be restored and sent to other ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_STATE_BYTES = 1 << 30
 
 
 def variables_of_steps(model: keras.Model) -> list[Any]:
-    """Returns the variables that the steps of a `fit` change, without metrics."""
+    """Returns the variables that training steps change, without metrics."""
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables]
     found = [*model.variables, *slots, *factors_of(optimizers)]
@@ -41,15 +41,15 @@ def variables_of_steps(model: keras.Model) -> list[Any]:
 
 @dataclass(frozen=True)
 class Received:
-    """The state of another rank, to be taken where this rank reaches its place.
+    """The state of another rank, for use when this rank reaches the same place.
 
     Attributes:
-        place: the place of the other rank.
+        place: the place of the other rank in `fit`.
         values: the values of the variables.
         callbacks: the plain state of each callback.
-        logs: the logs of the hook at this place.
+        logs: the logs of the hook at that place.
         stop: whether training is to stop.
-        start: number of steps that an earlier job has done.
+        start: number of steps that an earlier job has completed.
         position: the position of the other rank in the data.
     """
 
@@ -71,12 +71,12 @@ class FitState:
 
     Attributes:
         variables: weights, variables of the optimizers and seeds.
-        metrics: the metrics of the steps of the epoch, of all ranks.
-        validation: the metrics of the validation of the epoch, of all ranks.
+        metrics: the training metrics of the epoch, for each rank.
+        validation: the validation metrics of the epoch, for each rank.
         completed: number of completed steps, validations, and hooks with collective
             operations; `NEWCOMER_COMMITS` in a newcomer.
-        start: number of steps that an earlier job has done.
-        position: position in the data; kept and set back as the variables are.
+        start: number of steps that an earlier job has completed.
+        position: position in the data; saved and restored with the variables.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FitState:
         """Gives all ranks the state of rank 0; a newcomer gets it when it joins."""
         if is_newcomer:
             self.completed = NEWCOMER_COMMITS
-            note_broadcast(self.variables)  # what is traced depends on it
+            note_broadcast(self.variables)  # tracing depends on this note
         else:
             broadcast_variables(self.variables)
             self._ranks[runtime.generation()] = runtime.rank()
@@ -118,12 +118,12 @@ class FitState:
         return [*map(describe_variable, self.variables), f"callbacks {names}"]
 
     def save(self) -> None:
-        """Keeps the values of the variables, and the position."""
+        """Stores copies of the variables and the position, for `restore`."""
         self._snapshot.save()
         self._kept_position = self.position
 
     def restore(self) -> None:
-        """Sets the variables and the position back to the values that were kept."""
+        """Sets the variables and the position to the values that `save` has stored."""
         self._snapshot.restore()
         self.position = self._kept_position
 
@@ -132,7 +132,7 @@ class FitState:
         return [tf.identity(tf.convert_to_tensor(v)) for v in self.variables]
 
     def assign(self, values: list[tf.Tensor]) -> None:
-        """Sets the variables to values of this or another rank."""
+        """Sets the variables to values that this or another rank has read."""
         self._snapshot.assign(values)
         self._seeds.set_for_rank()
 
@@ -141,12 +141,12 @@ class FitState:
     ) -> Received | None:
         """Shares the state in a new generation; all ranks call it.
 
-        A rank that has completed as much as any other one keeps its state. The metrics
-        of all ranks are divided among the ranks of the new generation.
+        A rank keeps its state if no other rank has completed more. The metrics of all
+        ranks are distributed to the ranks of the new generation.
 
         Args:
             newest: the rank that has completed most.
-            place: the place of this rank.
+            place: the place of this rank in `fit`.
             logs: the logs of the hook at this place.
 
         Returns:
@@ -178,7 +178,7 @@ class FitState:
                 max_bytes=_MAX_STATE_BYTES,
             )
             rows.append((generation, found))
-        # From here on, nothing depends on other ranks: all or nothing is taken.
+        # No communication from here on, so either all of the state is taken, or none.
         ranks = [dict(map(tuple, one["ranks"])) for one in reports]
         for table, (generation, found) in zip(self._tables, rows, strict=True):
             earlier = [one.get(generation, -1) for one in ranks]
@@ -194,12 +194,17 @@ class FitState:
         return None
 
     def reset_metrics(self) -> None:
-        """Notes that an epoch has begun, and the metrics of all ranks were reset."""
+        """Records that the metrics of all ranks were reset when an epoch began."""
         for table in self._tables:
             table.reset(runtime.generation())
 
     def take_step(self, received: Received, place: Place) -> None:
-        """Takes variables, position and metrics of a rank, at a place of this rank."""
+        """Takes variables, position and metrics of another rank.
+
+        Args:
+            received: the state of the other rank.
+            place: the place of this rank in `fit`.
+        """
         self.assign(received.values)
         self.position = received.position
         self._set_metrics(place)
@@ -236,7 +241,7 @@ class FitState:
         return Received(**sent, values=values)
 
     def _set_metrics(self, place: Place) -> None:
-        """Sets the metrics of this rank to those of the tables."""
+        """Sets this rank's metrics to its rows in the tables."""
         rank = runtime.rank()
         is_validated = self.validation.rows is not None
         (self.validation if is_validated else self.metrics).assign(rank)

@@ -14,7 +14,7 @@ from typing import Any
 DECIDES_ON_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
 # Callbacks whose changes have to be made on all ranks.
 EVERYWHERE = (*DECIDES_ON_LOGS, "LearningRateScheduler", "SwapEMAWeights")
-# Callbacks that write to a path, which only one rank may do, and the path's attribute.
+# Callback that writes to a path, which only one rank may do → attribute of the path.
 WRITES = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
@@ -28,7 +28,8 @@ _MEET_IN_VALIDATION = {"MetricAverage", "CombineMovingStatistics", "StopOnSignal
 _ADVICE = {
     "epochs": "StopTogether ends the training early on all ranks.",
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
-    "For data of different lengths leave it out and use tfdist.callbacks.UnevenData.",
+    "For data of different lengths, omit steps_per_epoch and use "
+    "tfdist.callbacks.UnevenData.",
     "validation_data": "MetricAverage, CombineMovingStatistics and StopOnSignal wait "
     "for all ranks in validation. Pass every rank its own shard of the validation data "
     "(tfdist.data.shard), or pass validation_data on no rank.",
@@ -77,7 +78,7 @@ class Problem:
 def find_problem(
     lists: Sequence[Sequence[Entry]], arguments: Sequence[Mapping[str, Any]] = ()
 ) -> Problem | None:
-    """Finds all problems with the callbacks of a `fit`.
+    """Finds all problems with the callbacks in a call of `fit`.
 
     Args:
         lists: the callbacks of every rank, in list order.

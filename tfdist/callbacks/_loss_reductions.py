@@ -41,7 +41,7 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
             "The model has a loss with reduction=%r, a sum over the samples, but the "
             "gradients of the ranks are averaged. The step size is that of one rank's "
             "batch. Use DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM) for "
-            "the sum over all ranks, or leave out reduction for the mean.",
+            "the sum over all ranks, or omit reduction for the mean.",
             reduction,
         )
     if "mean_with_sample_weight" in reductions:
@@ -49,6 +49,5 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
             "The model has a loss with reduction='mean_with_sample_weight'. All ranks "
             "have equal weight in a step, even if their sums of sample weights differ. "
             "With sample_weight or class_weight, a step therefore differs from that of "
-            "one process. Leave out reduction to divide the loss by the number of "
-            "samples."
+            "one process. Omit reduction to divide the loss by the number of samples."
         )

@@ -31,8 +31,8 @@ def weigh_losses(
 
     on rank r with n_r samples, if K ranks take part in the step. The average over these
     ranks is then the gradient of the mean over all their samples, even if the backward
-    pass itself sums over the ranks (synchronised batch normalisation). Only a gradient
-    communicates with other ranks; an evaluation does not.
+    pass itself sums over the ranks (synchronized batch normalization). The ranks
+    communicate only when a gradient is computed, not in an evaluation.
 
     A masked loss of `compile` is a mean over the unmasked elements. It is weighted by
     the number of these elements instead of n_r.
@@ -178,7 +178,7 @@ def _with_gradient_times(factor: Callable[[], tf.Tensor], loss: tf.Tensor) -> tf
 def _masks_counted(
     compile_loss: Any, weigh: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> Iterator[None]:
-    """Replaces the losses of `compile`, also those built later, by `_MaskedLoss`."""
+    """Wraps the losses of `compile`, also those built later, in `_MaskedLoss`."""
     if compile_loss is None:
         yield
         return

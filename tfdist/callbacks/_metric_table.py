@@ -1,7 +1,7 @@
-"""The states of the metrics of all ranks, kept on every rank of an elastic `fit`.
+"""The metric states of all ranks, kept on every rank of an elastic `fit`.
 
-Each rank has metrics of its own samples. If it is lost, the others would not know what
-it has counted. So the ranks exchange the states after each step, a few numbers.
+The metrics of each rank cover its own samples, and would be lost together with the
+rank. Therefore the ranks exchange their metric states, a few numbers, in every step.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ def rows_of_next_ranks(
     rules: Sequence[str],
     initial: np.ndarray,
 ) -> np.ndarray:
-    """Returns the states of the metrics for the ranks of the next generation.
+    """Returns the metric states for the ranks of the next generation.
 
-    A rank that stays keeps its states. A newcomer continues those of a rank that was
-    lost or has left. If fewer newcomers have joined, rank 0 adds the states that are
-    left to its own, so that no sample is missing from the metrics of all ranks. If more
-    have joined, because the job grows, the others begin with reset metrics.
+    A rank that stays keeps its states. A newcomer takes over the states of a rank that
+    was lost or has left. If there are fewer newcomers than such ranks, rank 0 adds the
+    remaining states to its own, so that no sample is missing from the metrics of all
+    ranks. If there are more, because the job grows, the remaining newcomers begin with
+    reset metrics.
 
     Args:
-        rows: of shape [number of earlier ranks, number of states].
-        places: for each of the next ranks its row, -1 for a newcomer.
+        rows: array of shape [number of earlier ranks, number of states].
+        places: for each of the next ranks, the index of its row; -1 for a newcomer.
         rules: how states are combined: "sum", "max" or "min", one for each state.
         initial: the states of metrics that have seen no sample.
 
@@ -61,16 +62,16 @@ def rows_of_next_ranks(
 
 
 class MetricTable:
-    """The states of a model's metrics on all ranks: of the steps, or of a validation.
+    """A table of a model's metric states, with one row for each rank.
 
     Args:
-        model: the model in `fit`, whose metrics are built.
-        name: name of the exchange.
+        model: the model that is trained; its metrics have to be built.
+        name: name of the operation that exchanges the states.
 
     Attributes:
-        rows: of shape [number of ranks, number of states]; None if they were not
-            exchanged since the metrics were reset.
-        generation: the generation of the ranks of `rows`.
+        rows: array of shape [number of ranks, number of states]; None if the states
+            have not been exchanged since the metrics were reset.
+        generation: number of the generation of the elastic job that exchanged `rows`.
 
     Raises:
         ValueError: a metric does not define how its states are combined.
@@ -120,8 +121,8 @@ class MetricTable:
     def take_from(self, logs: dict[str, Any], generation: int) -> dict[str, Any]:
         """Takes the states from the logs of a step; returns the logs without them.
 
-        A step without an exchange (`make_train_function` is the model's own) is
-        followed by one.
+        If the step has not exchanged the states (the model has its own
+        `make_train_function`), they are exchanged now.
         """
         logs = dict(logs)
         rows = logs.pop(_ROWS, None)
@@ -130,7 +131,7 @@ class MetricTable:
         return logs
 
     def reset(self, generation: int) -> None:
-        """Notes that the metrics of all ranks were reset."""
+        """Records that the metrics of all ranks were reset."""
         self.rows = None
         self.generation = generation
 
@@ -141,11 +142,12 @@ class MetricTable:
     def regroup(
         self, rows: np.ndarray | None, places: Sequence[int], generation: int
     ) -> None:
-        """Takes the rows of the ranks of the next generation.
+        """Computes the rows of the next generation's ranks.
 
         Args:
-            rows: the rows of an earlier generation, from the rank that has the newest.
-            places: for each of the next ranks its row; -1 for a newcomer.
+            rows: the rows of an earlier generation, from a rank with the newest rows;
+                None if the metrics were reset.
+            places: for each of the next ranks, the index of its row; -1 for a newcomer.
             generation: number of the next generation.
         """
         self.rows = None

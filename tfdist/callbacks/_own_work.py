@@ -14,7 +14,7 @@ from tfdist.core.timeline.stragglers import Times
 
 
 class OwnWork:
-    """Clock for the time in training steps, and for the part that is own work."""
+    """Clock for the time in training steps, and for this rank's own work in it."""
 
     def __init__(self) -> None:
         self._since: tuple[float, float] | None = None  # None: paused
@@ -61,14 +61,14 @@ class OwnWork:
 
 
 def exchange(own: Times, process_set: ProcessSet | None) -> dict[int, Times]:
-    """Returns the times of all ranks that train; those without data are missing.
+    """Returns the times of all ranks that train; ranks without data are missing.
 
     An allreduce is used because, unlike other operations, it works in the steps of an
     elastic loop, where the loss of a rank is hidden until the end of the step.
 
     Args:
         own: the times of this rank.
-        process_set: the ranks that train together; None: all.
+        process_set: the ranks that train together; None for all.
     """
     members = list(members_of(process_set))
     if len(members) == 1:

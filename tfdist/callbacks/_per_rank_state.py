@@ -37,7 +37,7 @@ def is_between_updates(optimizer: Any) -> bool:
 def own_variables(model: keras.Model) -> list[Any]:
     """Returns the variables of a model and its optimizers that differ between ranks.
 
-    Moving statistics, which differ too, are not included.
+    Moving statistics, which also differ, are not included.
     """
     own: list[Any] = []
     for optimizer in optimizers_of(model):
@@ -48,11 +48,11 @@ def own_variables(model: keras.Model) -> list[Any]:
 
 
 def mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
-    """Returns a fingerprint of the training state, equal on ranks that train together.
+    """Returns a fingerprint of batch counts and trainable weights, to compare ranks.
 
     Args:
         model: the model, whose optimizers count the batches.
-        shared: variables; the fingerprint includes the trainable weights among them.
+        shared: variables, of which the fingerprint includes the trainable ones.
 
     Returns:
         The fingerprint; "" before the first batch.
@@ -71,7 +71,7 @@ def average_accumulated(model: keras.Model) -> None:
     """Averages the accumulated gradients over the ranks.
 
     The next update uses their sum over the ranks, which is unchanged. The accumulated
-    weights of batches, if any, are averaged too. All ranks call it at the same batch.
+    weights of batches, if any, are also averaged. All ranks call it at the same batch.
     """
     for optimizer in optimizers_of(model):
         local = set(map(identity, _local(optimizer)))

@@ -24,9 +24,9 @@ class _Console(Console):
 class Display:
     """Display of a line that changes.
 
-    On a terminal, the line is updated in place. If the launcher runs on a terminal,
-    rank 0 has one, too. Elsewhere (in a file, a pipe, a notebook, or a terminal without
-    a width, as under mpirun) each update is written as a new line, and updates are less
+    On a terminal, the line is updated in place. If the launcher runs on a terminal, so
+    does rank 0. Elsewhere (in a file, a pipe, a notebook, or a terminal without a
+    width, as under mpirun) each update is written as a new line, and updates are less
     frequent.
 
     Args:
@@ -83,7 +83,7 @@ class Display:
         self._shown = cell_len(line) if self.is_terminal else 0
 
     def finish(self, line: str | None = None) -> None:
-        """Ends the current line, after replacing it by `line` if given."""
+        """Ends the current line, after replacing it with `line` if given."""
         if line is not None:
             self._print(line, end="\n")
         elif self._shown:

@@ -89,7 +89,7 @@ def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
         status: values to show.
         width: maximum number of columns; None: no limit, and all parts in full.
         bar: two characters, for the completed and the remaining part of a bar. The line
-            of a running epoch has a bar if `bar` is given and there is room.
+            of a running epoch has a bar if `bar` is given and the width allows it.
 
     Example:
         >>> state = Status(3, 90, 120, 5004, {"loss": 2.3, "accuracy": 0.451},
@@ -113,9 +113,9 @@ def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
 
 
 class _Part(NamedTuple):
-    worth: int  # if there is no room, the part with the least worth is left out
+    worth: int  # if the line is too long, the part with the least worth is omitted
     text: str
-    instead: tuple[_Part, ...] = ()  # replaces a part that is left out
+    instead: tuple[_Part, ...] = ()  # parts to show if this part is omitted
 
 
 def _joined(parts: list[_Part]) -> str:

@@ -24,7 +24,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 
-# State by which Keras callbacks decide, which depends on the logs.
+# Attributes by which Keras callbacks decide; their values depend on the logs.
 _DECIDES_BY = {
     "EarlyStopping": ("best", "wait", "stopped_epoch"),
     "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
@@ -32,12 +32,12 @@ _DECIDES_BY = {
 
 
 class RankComparison(keras.callbacks.Callback):
-    """Raises if the ranks of a `fit` diverge.
+    """Raises if the ranks diverge in `fit`.
 
-    Compares weights, optimizer variables, and the state of callbacks that decide: after
-    the first update, at the end of each epoch and at the end of training. The first
-    tfdist callback appends it to the list when training begins, so that it runs after
-    all other callbacks.
+    Compares weights, optimizer variables, and the state of callbacks that make
+    decisions: after the first update, at the end of each epoch and at the end of
+    training. The first tfdist callback appends it to the list when training begins, so
+    that it runs after all other callbacks.
     """
 
     described_as = "the comparison of weights"  # in messages, as users do not create it
@@ -67,7 +67,7 @@ class RankComparison(keras.callbacks.Callback):
             self._data_check = DataCheck(self.model, process_set_of(self.model))
 
     def stop_comparing_samples(self) -> None:
-        """Stops collecting samples, which are not compared."""
+        """Stops collecting samples, and discards those collected so far."""
         if self._data_check is not None:
             self._data_check.stop_collecting()
             self._data_check = None
@@ -83,7 +83,7 @@ class RankComparison(keras.callbacks.Callback):
             self._compare("after the first step", is_first=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares the models; at the end of the first epoch also the samples."""
+        """Compares the models, and after the first epoch the ranks' samples."""
         self._compare(f"at the end of epoch {epoch + 1}")
         if self._data_check is not None:
             self._data_check.finish()

@@ -1,4 +1,4 @@
-"""The methods of a model and of a callback list that an elastic `fit` replaces."""
+"""Replaces methods of the model and of the callback list in an elastic `fit`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ReplacedMethods:
 
     Args:
         model: the model in `fit`.
-        callbacks: the list of this `fit`.
+        callbacks: the callback list of this `fit`.
         train: the new train function.
         validate: called in place of `evaluate` for the validations of `fit`.
-        call_hook: called in place of the methods of the list in `HOOKS`, as
-            `ReplacedHook` says.
-        on_error: called when an error in one of them ends the `fit`, which then calls
-            no hook any more.
+        call_hook: called in place of the list's methods named in `HOOKS`, with the
+            arguments that `ReplacedHook` describes.
+        on_error: called when an error in one of these functions ends `fit`, which then
+            calls no further hooks.
 
     Attributes:
-        evaluate_alone: the method `evaluate` that the model has had.
+        evaluate_alone: the original method `evaluate` of the model.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ReplacedMethods:
         """Undoes the changes.
 
         Args:
-            train_function: that of the model from here on; None: Keras makes one.
+            train_function: train function for the model; None: Keras creates one.
         """
         self._is_installed = False
         restore_train_function(self._model)

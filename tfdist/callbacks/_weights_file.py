@@ -1,4 +1,4 @@
-"""Saves the weights of a model to a file, through memory."""
+"""Saves the weights of a model to a file, through a buffer in memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def save_weights(model: keras.Model, path: Path) -> None:
     """Saves what `model.save_weights` saves.
 
     After a failed write to a full disk, HDF5 crashes the process when it closes the
-    file or opens the next one. So it writes to memory, as for a ".keras" file, and the
-    result is copied to the disk.
+    file or opens the next one. Therefore HDF5 writes to a buffer in memory, as for a
+    ".keras" file, and the content of the buffer is then written to the disk.
 
     Args:
         model: a built model.

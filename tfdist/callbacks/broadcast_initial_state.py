@@ -30,28 +30,28 @@ _logger = logging.getLogger("tfdist")
 class BroadcastInitialState(RankCallback):
     """Broadcasts the model's weights and the optimizer's state before the first step.
 
-    Works for models that are already built and for those that are built by their first
-    batch, in graphs, with `run_eagerly=True` and with `steps_per_execution`. It also
-    distributes weights that only one rank has loaded from a file. Optimizers that are
-    attributes of the model (a GAN has two) are included. Layers with weights that the
-    model's `call` does not use, or all layers of a model without `call`, have to be
-    built before `fit`.
+    The model may be built before `fit` or by its first batch. It may run in graphs,
+    with `run_eagerly=True` and with `steps_per_execution`. Weights that only `root` has
+    loaded from a file reach all ranks in this way. Optimizers that are attributes of
+    the model (a GAN has two) are included. Layers with weights have to be built before
+    `fit` if the model's `call` does not use them, or if the model has no `call`.
 
-    In a later `fit`, if all ranks have trained for the same number of steps and have
-    equal weights, each rank keeps its local variables (`local_variables`) with their
-    slots, the slots of an optimizer with `op=ReduceOp.ADASUM`, and its accumulated
-    gradients (`gradient_accumulation_steps`). If the ranks differ, because one of them
-    has loaded a different state, all ranks get this state from `root`, too. Accumulated
-    gradients with a `weight` are then discarded, with a warning.
+    Some state belongs to each rank: local variables (`local_variables`) with their
+    slots, the slots of an optimizer with `op=ReduceOp.ADASUM`, and accumulated
+    gradients (`gradient_accumulation_steps`). In a later call of `fit`, each rank keeps
+    this state if all ranks have trained for the same number of steps and have equal
+    weights. If they differ, for example because one rank has loaded a checkpoint, this
+    state is broadcast from `root` as well. Accumulated gradients with a `weight` are
+    then discarded, with a warning.
 
-    The random number generators of layers (dropout, noise, augmentation) are also
-    derived from those of `root`. By default each rank gets a different seed, so that
-    the samples of all ranks have independent masks, as in one process
+    The seeds of layers with random numbers (dropout, noise, augmentation) are derived
+    from those of `root`. By default each rank gets a different seed, so that dropout
+    masks of different ranks are independent, as in one process
     (`tfdist.layers.broadcast_seed_generators`).
 
     A `Normalization` layer that was adapted on `root` is adapted on all ranks. The
     state of other preprocessing layers (vocabularies, bin boundaries) is not broadcast
-    and has to be equal.
+    and has to be equal on all ranks.
 
     Args:
         root: rank whose state is broadcast; default: the lowest rank that trains the
@@ -98,7 +98,7 @@ class BroadcastInitialState(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Builds a model that was not built before its first step."""
+        """Builds an unbuilt model and broadcasts, just before its first step."""
         super().on_train_batch_begin(batch, logs)
         if self._waits_for_batch:
             self._waits_for_batch = False
@@ -166,4 +166,4 @@ class BroadcastInitialState(RankCallback):
 
     def _build_and_broadcast(self, batch: Any) -> None:
         self._broadcast(build_from_batch(self.model, batch))
-        self._note_operations()  # excludes this broadcast
+        self._note_operations()  # the check for reductions excludes this broadcast

@@ -1,4 +1,4 @@
-"""CombineMovingStatistics: batch-normalisation statistics of all ranks' data."""
+"""CombineMovingStatistics: batch normalization statistics of all ranks' data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfdist.layers.statistics import combine_at
 
 
 class CombineMovingStatistics(RankCallback):
-    """Combines the moving statistics of batch normalisation over the ranks.
+    """Combines the moving statistics of batch normalization over the ranks.
 
-    It calls `tfdist.layers.combine_moving_statistics` before an evaluation, in `fit`
-    and in `model.evaluate(..., callbacks=[CombineMovingStatistics()])`, and at the end
-    of every epoch. All ranks therefore evaluate and save the same model. Training is
-    not affected, see `combine_moving_statistics`.
+    This callback calls `tfdist.layers.combine_moving_statistics` at the end of every
+    epoch and before every evaluation, in `fit` and in `model.evaluate(...,
+    callbacks=[CombineMovingStatistics()])`. All ranks therefore evaluate and save the
+    same model. Training is not affected, see `combine_moving_statistics`.
 
     Put it before callbacks that save or evaluate the model, such as
     `keras.callbacks.ModelCheckpoint`; it may come before or after `MetricAverage`.

@@ -1,4 +1,4 @@
-"""Elastic: `model.fit` that goes on when a rank is lost."""
+"""Elastic: `model.fit` that continues when a rank is lost."""
 
 from __future__ import annotations
 
@@ -25,56 +25,62 @@ from tfdist.training.model_optimizers import optimizers_of
 
 
 class Elastic(RankCallback):
-    """Keeps `fit` going when a rank is lost, in a job started with `--min-np`.
+    """Continues `fit` when a rank is lost, in a job started with `--min-np`.
 
-    The other ranks undo the step in progress, connect again, and repeat it with the
-    ranks that are left, without leaving `fit` and without tracing anything again.
-    tfdistrun starts a process in place of the lost one. It gets weights, optimizers,
-    metrics, the position in the data, and the state of the callbacks from another rank,
-    and joins at a later step. In a job started otherwise, the loss of a rank ends
-    `fit`, and only `start` and a `BatchSchedule` have an effect.
+    The remaining ranks undo the step in progress, reconnect, and repeat the step,
+    without leaving `fit` and without retracing. tfdistrun starts a new process in place
+    of the lost one. The new process receives weights, optimizers, metrics, the position
+    in the data, and the state of the callbacks from another rank, and joins at a later
+    step. In a job started without `--min-np`, the loss of a rank ends `fit`; the
+    callback is then useful only for `start` and for a `BatchSchedule`.
 
     The data have to come from `tfdist.data.global_batches`. With `global_batch`, each
     step uses the same samples for any number of ranks; if the ranks cannot divide a
     batch equally, the gradients are weighted by the number of samples. With
-    `per_rank_batch`, a step has more samples on more ranks, and an epoch fewer steps:
-    the learning rate may have to follow (docs/elastic.md). A `BatchSchedule`, with
-    larger batches in later epochs, needs this callback in every job.
+    `per_rank_batch`, more ranks use more samples in a step and fewer steps in an epoch;
+    the learning rate may have to be adapted (docs/elastic.md). A `BatchSchedule`, with
+    larger batches in later epochs, needs this callback in every job, elastic or not.
 
-    A rank that gets SIGTERM leaves after a step, and the others go on. If tfdistrun
-    gets it, or too few ranks would be left, all ranks end after the same step with code
-    143, and a `StopOnSignal` in the list saves its checkpoint there. In an elastic job,
-    `StopOnSignal` itself handles only its other signals.
+    A rank that receives SIGTERM leaves after a step, and the others continue. If
+    tfdistrun receives SIGTERM, or if too few ranks would remain, all ranks exit after
+    the same step with code 143, and a `StopOnSignal` in the list saves its checkpoint
+    at that step. In an elastic job, `StopOnSignal` handles signals other than SIGTERM
+    only.
 
     At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
-    not needed, but allowed. Of the attributes of callbacks, strings and other objects
-    than numbers, arrays, lists and dicts are not sent. A callback in `RankZeroOnly`
-    continues on the new rank 0 with its state at the end of the last epoch. A hook that
-    uses collective operations may run twice if a rank is lost while it runs.
+    not needed, but allowed. Of a callback's state, attributes that are numbers, arrays,
+    lists or dicts are sent to other ranks; strings and other objects are not. A
+    callback in `RankZeroOnly` continues on the new rank 0 with its state after the last
+    hook at the beginning or end of an epoch. A hook that uses collective operations may
+    run twice if a rank is lost during the hook.
 
     Args:
-        start: number of steps that an earlier job has done, e.g. the result of
-            `tfdist.restore`; default 0. `fit` begins with the next step, also in the
-            middle of an epoch, whose metrics then cover the remaining steps. The value
-            of rank 0 counts. Works in every job.
+        start: number of steps that an earlier job has completed, e.g. the result of
+            `tfdist.restore`; default 0. `fit` begins with the next step. If this step
+            is in the middle of an epoch, the metrics of the epoch cover only the
+            remaining steps. All ranks use the value of rank 0. Works in every job,
+            elastic or not.
 
     Raises:
         TypeError: `start` is not an integer.
-        ValueError: `start` is negative; at the start of `fit`: the data do not come
-            from `tfdist.data.global_batches`; they have a `per_rank_batch` and there is
-            a `start`; the validation data have a `per_rank_batch` or a `BatchSchedule`;
-            the model or an optimizer is not built; `fit` has `steps_per_epoch` or
-            `class_weight`, or `initial_epoch` with `start`; `start` is between two
-            steps of one execution (`steps_per_execution`); or a loss is a sum over
-            samples while gradients are averaged.
+        ValueError: `start` is negative. At the start of `fit`: the data do not come
+            from `tfdist.data.global_batches`, or have `drop_remainder=False`; they have
+            a `per_rank_batch`, and `start` is not 0; the validation data have a
+            `per_rank_batch` or a `BatchSchedule`; the model or an optimizer is not
+            built; `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch`
+            with `start`; `start` is within an execution (`steps_per_execution`); or the
+            ranks may be unable to divide a batch equally, and the optimizer uses
+            `ReduceOp.ADASUM` or averages gradients of a loss that is not a mean over
+            samples (`reduction`).
         tfdist.MismatchError: at the start of `fit`: the data or their sizes differ
             between the ranks.
         NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
-            accumulates gradients or has local variables, or there is an `UnevenData`.
-        RuntimeError: in an elastic job, at the second `fit` with this callback; or
-            after the first step, if batches have to be weighted and the `train_step`
-            does not call `self.compute_loss`.
-        tfdist.RankFailedError: a rank was lost and the job cannot go on. The weights
+            accumulates gradients or has local variables, or the list contains an
+            `UnevenData`.
+        RuntimeError: in an elastic job: the program has already called `fit` with an
+            `Elastic`. After the first step: batches have to be weighted, but the
+            `train_step` does not call `self.compute_loss`.
+        tfdist.RankFailedError: a rank was lost and the job cannot continue. The weights
             are those of the last completed step.
         SystemExit: with code 143 on a rank that leaves, and on all ranks of a job that
             is preempted (docs/preemption.md).
@@ -104,14 +110,14 @@ class Elastic(RankCallback):
         return {"data": source.describe()} if source is not None else {}
 
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Sets the number of steps, if it depends on the ranks or on the epoch.
+        """Corrects the number of steps, if it depends on the ranks or on the epoch.
 
-        Keras takes it from the dataset, which has the largest number.
+        Keras reads this number from the dataset, which states the largest possible one.
         """
         super().set_params(params)
         found = variables_of_fit(self.model) or {}
         if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
-            return  # ElasticFit announces the number
+            return  # ElasticFit sets the number
         source = source_of(found.get("x"))
         if params and source is not None and source.steps_vary:
             epoch = int(found.get("initial_epoch") or 0)
@@ -120,7 +126,7 @@ class Elastic(RankCallback):
             params["steps"] = source.steps_left(epoch, 0, runtime.size())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model and the data, and starts to watch the steps."""
+        """Checks the model and the data, and lets `ElasticFit` run the steps."""
         super().on_train_begin(logs)
         self._source = _source_of_fit(self.model, self.start)
         _check_model(self.model)
@@ -174,7 +180,7 @@ class Elastic(RankCallback):
         )
 
     def _factor_of(self, samples: tf.Tensor) -> tf.Tensor:
-        """Returns n_r K / n, for n_r of the n samples of a step on one of K ranks."""
+        """Returns n_r K / n: this rank has n_r of the n samples that K ranks share."""
         all_samples, size = tf.unstack(tf.cast(self._step_size, tf.float64))
         return tf.cast(samples, tf.float64) * size / all_samples
 
@@ -190,8 +196,8 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
         )
     if not source.drop_remainder:
         raise ValueError(
-            "Elastic trains on steps of equal size. Leave out drop_remainder=False in "
-            "tfdist.data.global_batches, which is for validation data."
+            "Elastic trains on steps of equal size. Remove drop_remainder=False from "
+            "tfdist.data.global_batches; it is for validation data only."
         )
     for name in ("steps_per_epoch", "class_weight"):
         if found.get(name) is not None:
@@ -260,7 +266,7 @@ def _check_elastic(
     if any(isinstance(one, UnevenData) for one in callbacks):
         raise NotImplementedError(
             "Elastic cannot be used with UnevenData. tfdist.data.global_batches gives "
-            "all ranks the same number of steps; leave out UnevenData."
+            "all ranks the same number of steps; remove UnevenData."
         )
 
 
@@ -276,6 +282,6 @@ def _check_reductions(model: keras.Model) -> None:
     if wrong:
         raise ValueError(
             "Elastic weights the parts of a batch by their numbers of samples, but the "
-            f"model has a loss with reduction={wrong[0]!r}. Leave out reduction, or "
-            "use a global_batch that every possible number of ranks divides."
+            f"model has a loss with reduction={wrong[0]!r}. Omit reduction, or use a "
+            "global_batch that every possible number of ranks divides."
         )

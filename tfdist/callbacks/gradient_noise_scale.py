@@ -1,4 +1,4 @@
-"""GradientNoiseScale: measures which global batch a training can use."""
+"""GradientNoiseScale: measures how large the global batch can usefully be."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _logger = logging.getLogger("tfdist")
 class GradientNoiseScale(RankCallback):
     """Estimates the gradient noise scale in each epoch, and recommends a batch size.
 
-    The noise scale is the global batch, in samples, at which the noise of the averaged
-    gradient is as large as the gradient itself. With a much smaller batch, a batch
-    twice as large needs about half of the steps. With a much larger batch, a larger one
-    saves hardly any steps. The noise scale grows during a training, often by a factor
-    of ten and more, so a batch that is too large in the first epoch may be right later
-    (`tfdist.data.BatchSchedule`).
+    The noise scale is the global batch size, in samples, at which the noise of the
+    averaged gradient is as large as the gradient itself. Far below the noise scale,
+    doubling the global batch saves about half of the steps. Far above it, a larger
+    batch saves hardly any steps. The noise scale grows during training, often by a
+    factor of ten or more, so a batch size that is too large in the first epoch may be
+    right later (`tfdist.data.BatchSchedule`).
 
-    It is estimated from the squared norms of the gradients of each rank and of all
-    ranks, averaged over the steps of an epoch, which adds the computation of two norms
-    to each step. The logs get `noise_scale`. It is equal on all ranks, and infinite if
-    the gradients are too noisy for an estimate. An epoch in which no gradients were
-    finite has none.
+    The estimate uses the squared norms of each rank's own gradients and of the averaged
+    gradients, as means over the steps of an epoch. Each step therefore computes two
+    additional norms. At the end of an epoch, `noise_scale` is added to the logs. Its
+    value is equal on all ranks, and infinite if the gradients are too noisy for an
+    estimate. If no gradients of an epoch were finite, nothing is added.
 
     Put it before callbacks that use the logs, such as `keras.callbacks.CSVLogger`.
 
     Args:
-        global_batch: samples of all ranks in one step as counted by Keras, without
-            accumulation, or the `BatchSchedule` of the data. All ranks have the same
-            share of it.
-        verbose: 1 (default): the first rank prints a line after each epoch; 0: none.
+        global_batch: number of samples in one step on all ranks together, or the
+            `BatchSchedule` of the data. With gradient accumulation, this is one
+            micro-batch. All ranks must have equal shares of it.
+        verbose: 1 (default): the first rank prints a line after each epoch; 0: no line.
 
     Raises:
         ValueError: `global_batch` is below 1 or `verbose` is not 0 or 1. At the start
@@ -56,7 +56,7 @@ class GradientNoiseScale(RankCallback):
             `DistributedOptimizer` that averages the gradients of the current step
             (without `op` and `double_buffering`).
         NotImplementedError: at the start of `fit`: the job is elastic, or `UnevenData`
-            is used. In the first step: it is given a `weight`.
+            is used. In the first step: a `weight` is passed with the gradients.
         tfdist.MismatchError: at the start of `fit`: the ranks' settings differ.
 
     Example:
@@ -97,7 +97,7 @@ class GradientNoiseScale(RankCallback):
         self.model.make_train_function()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds `noise_scale` to the logs, and prints what follows from it."""
+        """Adds `noise_scale` to the logs, and prints a recommendation."""
         if self._squares is None:
             return
         own, total, steps = allreduce(
@@ -146,25 +146,25 @@ class GradientNoiseScale(RankCallback):
             raise NotImplementedError(
                 "GradientNoiseScale needs batches of equal size on all ranks, so it "
                 "cannot be used with UnevenData. Use tfdist.data.shard(...) without "
-                "UnevenData, or leave out GradientNoiseScale."
+                "UnevenData, or remove GradientNoiseScale."
             )
         if len(members_of(self._ranks)) < 2:
             raise ValueError(
                 "GradientNoiseScale compares gradients of one rank with those of all, "
                 "so it needs at least 2 ranks, got 1. Start the program with tfdistrun "
-                "-np 2, or leave out the callback."
+                "-np 2, or remove the callback."
             )
         options = getattr(self.model.optimizer, "tfdist_options", None)
         if options is None:
             raise ValueError(
                 "GradientNoiseScale measures the gradients of a "
                 "tfdist.DistributedOptimizer, but the model was compiled with "
-                f"{type(self.model.optimizer).__name__}. Wrap the optimizer, or leave "
-                "out the callback."
+                f"{type(self.model.optimizer).__name__}. Wrap the optimizer, or remove "
+                "the callback."
             )
         if options.op is not ReduceOp.AVERAGE or options.double_buffering:
             raise ValueError(
                 "GradientNoiseScale needs gradients that are averaged in their own "
                 "step: use DistributedOptimizer without op and double_buffering, or "
-                "leave out the callback."
+                "remove the callback."
             )

@@ -20,15 +20,15 @@ _scaled: WeakRegistry[bool] = WeakRegistry()
 class LearningRateScale(RankCallback):
     """Multiplies the optimizer's learning rate once, when training begins.
 
-    This is the linear scaling rule: with k times the global batch, k times the rate.
-    Keep the rate for one process in the script and let this callback scale it. A
-    schedule is scaled as a whole. The rate of an optimizer is scaled only once, also
+    This is the linear scaling rule: k times the global batch needs k times the rate.
+    Write the rate for one process in the script, and let this callback scale it. A
+    schedule is scaled as a whole. The rate of an optimizer is scaled only once, even
     over several calls of `fit`.
 
     A saved rate is already scaled. Therefore the rate of an optimizer that has taken
     steps (restored by `tfdist.restore`, `BackupAndRestore` or Keras, or trained without
-    this callback) is left unchanged, and rank 0 logs this. A saved schedule is
-    unscaled, so it is scaled.
+    this callback) is left unchanged, and rank 0 logs this. A schedule is saved without
+    the factor, so it is scaled again.
 
     Args:
         multiplier: factor of the rate, above 0. Default: the number of ranks that train
@@ -56,7 +56,7 @@ class LearningRateScale(RankCallback):
         self.multiplier = multiplier
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the multiplier; the rate of a schedule is not compared later."""
+        """Returns the multiplier, because scaled schedules are not compared later."""
         own = self.multiplier
         return {"multiplier": None if own is None else float(own)}
 
@@ -85,8 +85,8 @@ class LearningRateScale(RankCallback):
         if is_adasum and self.multiplier is None and runtime.rank() == self._first:
             _logger.warning(
                 "LearningRateScale multiplies the rate by the number of ranks, but "
-                "op=tfdist.ReduceOp.ADASUM is meant for the rate of one rank. Leave "
-                "out LearningRateScale."
+                "op=tfdist.ReduceOp.ADASUM is meant for the rate of one rank. Remove "
+                "LearningRateScale."
             )
         rate.set(rate.get() * (self.multiplier or len(members_of(self._ranks))))
         if rate.needs_retrace:

@@ -30,45 +30,46 @@ _warmups: WeakRegistry[tuple[float, float]] = WeakRegistry()
 class LearningRateWarmup(RankCallback):
     """Raises the learning rate linearly, per step, during the first epochs.
 
-    The optimizer's rate is the target, i.e. already scaled for the `size` ranks that
-    train the model (see `LearningRateScale`). Step i of the W = warmup_epochs *
-    steps_per_epoch steps uses
+    The optimizer's rate is the target: it is already scaled for the `size` ranks that
+    train the model (see `LearningRateScale`). Of W = warmup_epochs * steps_per_epoch
+    warm-up steps, step i uses
 
         rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W,
 
-    which is the rate of one process at first and the target from step W on; after that
-    the callback does not change the rate. A schedule is multiplied by rate(i) / target
-    and needs no `target`.
+    This is the rate of one process at step 0 and the target at step W; after step W the
+    callback does not change the rate. A schedule is multiplied by rate(i) / target and
+    needs no `target`.
 
-    Momentum correction: Keras SGD keeps the learning rate inside its velocity,
-    v <- m v - rate g. For this form section 3, remark 2 of the paper scales the
-    velocity by rate(i) / rate(i-1) whenever the rate changes (equation 10). Setting
-    `momentum` would have no effect, because Keras reads it while tracing. The callback
-    therefore scales the velocity variables of SGD, of RMSprop with momentum, and of
-    `tfdist.optimizers.MomentumSGD` and `LARS` unless they do this themselves; other
-    optimizers keep the rate outside of their momentum and need no correction.
+    Momentum correction: Keras SGD includes the learning rate in its velocity,
+    v <- m v - rate g. For this form, section 3, remark 2 of the paper scales the
+    velocity by rate(i) / rate(i-1) whenever the rate changes (equation 10). Changing
+    `momentum` instead would have no effect, because Keras reads it while tracing. The
+    callback therefore scales the velocity variables of SGD, of RMSprop with momentum,
+    and of `tfdist.optimizers.MomentumSGD` and `LARS` unless they do this themselves.
+    The momentum of other optimizers does not include the rate and needs no correction.
 
-    An optimizer is warmed up only once, also over several calls of `fit`. If a
-    different optimizer uses the same callback, it is warmed up, too.
+    An optimizer is warmed up only once, even over several calls of `fit`. If the
+    callback is used again with a different optimizer, that one is also warmed up.
 
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
-    first of them.
+    first of these n steps.
 
-    A training that is resumed at the beginning of an epoch continues the warm-up. If
-    the rate is a number, the saved rate is an intermediate one; the target is computed
-    from it and the numbers of ranks and steps, and rank 0 logs it. Because of rounding,
-    two adjacent targets may give the same saved rate; rank 0 then logs this, and
-    `target` selects one. `target` is also needed if the training is resumed within an
-    epoch, with another number of ranks or with other warm-up steps. If the list
-    contains a `LearningRateScheduler`, its rate is the target.
+    Training that is resumed at the beginning of an epoch continues the warm-up. If the
+    rate is a number, the saved rate lies between the first rate and the target. The
+    target is then computed from the saved rate and the numbers of ranks and steps, and
+    rank 0 logs the target. Because of rounding, two adjacent targets may give the same
+    saved rate; rank 0 then logs this, and you can select one with `target`. Also pass
+    `target` if training is resumed within an epoch, with a different number of ranks,
+    or with different warm-up steps. If the list contains a `LearningRateScheduler`, its
+    rate is the target.
 
     Args:
-        warmup_epochs: epochs of warm-up, may be a fraction; default 5.
-        steps_per_epoch: steps of an epoch; default: the `steps_per_epoch` of `fit`, on
+        warmup_epochs: number of warm-up epochs, may be a fraction; default 5.
+        steps_per_epoch: number of steps in an epoch; default: the number in `fit`, on
             the rank with the most steps. Required if `fit` does not know this number.
         momentum_correction: whether to scale velocities; default True.
         target: rate at the end of the warm-up; default: the optimizer's rate when
-            training starts, or the rate computed from it in a resumed training. Not
+            training starts, or, if training was resumed, the rate computed from it. Not
             allowed for a schedule.
         verbose: 1: rank 0 prints when the warm-up is over; default 0.
 
@@ -176,7 +177,7 @@ class LearningRateWarmup(RankCallback):
         """Returns the rate of a step.
 
         Args:
-            step: indexed from 0, over all epochs.
+            step: index of the step, from 0, over all epochs.
             total: number of warm-up steps.
             target: rate at the end of the warm-up.
             size: number of ranks.
@@ -198,11 +199,11 @@ class LearningRateWarmup(RankCallback):
                 f"{type(self).__name__}(target={self.target!r}) was given for a "
                 f"learning rate that is a schedule ({type(rate).__name__}). The "
                 "warm-up multiplies a schedule by a factor that rises to 1, so it "
-                "needs no target. Leave out target, also when resuming a training."
+                "needs no target. Omit target, even when you resume training."
             )
 
     def _take_over(self, step: int, total: float) -> float | None:
-        """Determines the target; in a resumed training also sets the last step's rate.
+        """Determines the target; after a resume, may also set the last step's rate.
 
         Returns:
             The target; None if the warm-up was already over.
@@ -258,7 +259,7 @@ class LearningRateWarmup(RankCallback):
                 ""
                 if is_exact
                 else " An adjacent target is also possible, because rates are rounded. "
-                "For bitwise the same training as without interruption, pass target=.",
+                "To continue bitwise as without interruption, pass target=.",
             )
         return target
 
@@ -275,7 +276,7 @@ class LearningRateWarmup(RankCallback):
 def longest_epoch(
     own: int | None, name: str, process_set: ProcessSet | None
 ) -> int | None:
-    """Returns the maximum number of steps over the ranks, which all of them use.
+    """Returns the number of steps on the rank with the most steps.
 
     Args:
         own: this rank's number of steps; None: unknown.
@@ -330,7 +331,7 @@ def rescale_velocities(optimizer: Any, before: float, now: float) -> None:
 
     Args:
         optimizer: the optimizer with the rate.
-        before: the rate of the accumulated updates; if it is 0, nothing is done.
+        before: the rate contained in the velocities; if it is 0, nothing is done.
         now: the rate of the next step.
     """
     if before > 0 and now != before and optimizer.built:

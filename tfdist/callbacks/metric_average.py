@@ -22,7 +22,7 @@ _VALIDATION = "val_"
 
 
 class MetricAverage(RankCallback):
-    """Replaces the metrics of an epoch by metrics over the samples of all ranks.
+    """Replaces the metrics of an epoch with metrics over the samples of all ranks.
 
     Results are exact even if ranks have different numbers of samples: the sums and
     counts in the metrics are added over the ranks, and the results are recomputed. A
@@ -33,17 +33,17 @@ class MetricAverage(RankCallback):
     from a custom `train_step`) are averaged, weighted by the ranks' numbers of samples.
 
     Outside of `fit` use `tfdist.evaluate`, which splits the data itself.
-    `model.evaluate` on sharded data returns local metrics, unless it gets this
-    callback: `model.evaluate(share, callbacks=[MetricAverage()])` returns the metrics
-    over the samples of all ranks. The data need a known number of steps, as from
-    `tfdist.data.shard`, and all ranks have to call `model.evaluate`.
+    `model.evaluate` on sharded data returns the metrics of this rank's samples. With
+    this callback, `model.evaluate(share, callbacks=[MetricAverage()])` returns the
+    metrics over the samples of all ranks. The data then need a known number of steps,
+    as from `tfdist.data.shard`, and all ranks have to call `model.evaluate`.
 
     Put it before callbacks that use metrics: it changes the logs in place, so these
-    callbacks, the history and the progress bar get equal numbers on all ranks. If an
-    earlier callback evaluates the model at the end of an epoch, it overwrites the
-    metrics. This is only allowed if the number of steps is known (as with
-    `tfdist.data.shard`) and all steps are taken, or if the epoch has a validation;
-    otherwise it raises a `ValueError`.
+    callbacks, the history and the progress bar get equal numbers on all ranks. An
+    earlier callback that evaluates the model at the end of an epoch overwrites the
+    metrics. `MetricAverage` then raises a `ValueError`, unless the epoch has a
+    validation, or the number of steps is known (as with `tfdist.data.shard`) and all
+    steps were taken.
 
     Raises:
         ValueError: at the start: a metric does not define how its states are combined.
@@ -163,15 +163,15 @@ class MetricAverage(RankCallback):
 
     @property
     def has_training_metrics(self) -> bool:
-        """Returns whether the metrics of the steps of this epoch were saved."""
+        """Returns whether the training metrics of this epoch were saved."""
         return self._training is not None
 
     def set_training_metrics(self, metrics: Snapshot) -> None:
-        """Replaces the metrics of the steps of this epoch, as counted by this rank."""
+        """Replaces this rank's training metrics of the current epoch."""
         self._training = metrics
 
     def set_validation_metrics(self, metrics: Snapshot) -> None:
-        """Replaces the metrics of the validation, as counted by this rank."""
+        """Replaces this rank's validation metrics of the current epoch."""
         self._validation = metrics
 
     def _kept(self) -> Snapshot | None:
@@ -180,8 +180,8 @@ class MetricAverage(RankCallback):
     def _changed(self, logs: dict[str, Any]) -> list[str]:
         """Returns the metrics that have changed since Keras put them into `logs`.
 
-        Only with the steps and the loop of Keras is it certain that metrics are put
-        into `logs`. A rank without any step has the logs of a different rank.
+        The list is empty with a custom `train_step` or loop, which may not put metrics
+        into `logs`, and on a rank without steps, whose logs come from another rank.
         """
         own_step = type(self.model).train_step is not keras.Model.train_step
         if own_step or not self._has_steps or not is_in_fit(self.model):
@@ -235,9 +235,9 @@ def exchange_logs(
 
     Args:
         logs: the logs of the epoch on this rank.
-        parts: the states of the metrics, by the prefix of their names in the logs.
+        parts: the metric states, by prefix of their names in the logs: "" or "val_".
         process_set: the ranks that take part; None for all.
-        changed: metrics that do not match the logs any more.
+        changed: metrics that no longer match the logs.
 
     Raises:
         tfdist.MismatchError: the names or the states differ. All ranks raise it.

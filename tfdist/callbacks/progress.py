@@ -34,15 +34,15 @@ class Progress(RankCallback):
         epoch 3/90  120/5004  loss 2.301  acc 0.451  1523/s  exposed 4%  ETA 11h53m
 
     On a terminal the line is updated in place and fits the width: less important parts
-    are shortened or left out. In a file or pipe a line is written every 10 s. At the
-    end of an epoch its line stays, with the validation metrics. All numbers are
-    explained in `docs/progress.md`.
+    are shortened or omitted. In a file or pipe a line is written every 10 s. At the end
+    of an epoch, a line with the validation metrics remains. All numbers are explained
+    in `docs/progress.md`.
 
-    At the end of an epoch every rank gets the same numbers in its logs (for
-    History, CSVLogger, TensorBoard, which have to come after this callback):
+    At the end of an epoch, every rank adds the same numbers to its logs (for History,
+    CSVLogger and TensorBoard, which have to come after this callback):
 
-    - `samples_per_s`: samples of all ranks per second of training, without validation
-      and without the first step of the `fit`, which builds the graph;
+    - `samples_per_s`: samples of all ranks per second of training, excluding validation
+      and the first step of `fit`, which builds the graph;
     - `exposed_communication`: the share (0..1) of the step time in which a rank waited
       for its last gradients to be reduced, averaged over the ranks; 0 if one rank
       trains;
@@ -54,26 +54,26 @@ class Progress(RankCallback):
 
     Numbers that could not be measured in an epoch are NaN.
 
-    It removes the core's records of finished operations after every step, so other code
-    cannot read them (`native.take_records`).
+    After every step, the callback removes the core's records of finished operations, so
+    other code cannot read them (`native.take_records`).
 
     Args:
-        global_batch: samples of all ranks in one step as counted by Keras. With
-            gradient accumulation, this is one micro-batch.
-        unit: name of a sample in the line, e.g. "images".
-        total_epochs: epoch at which the whole training ends; default `epochs` of the
+        global_batch: number of samples in one step on all ranks together. With gradient
+            accumulation, this is one micro-batch.
+        unit: name of the samples in the line, in the plural, e.g. "images".
+        total_epochs: epoch at which the whole training ends; default: the `epochs` of
             `fit`.
-        steps_per_epoch: steps of a whole epoch; default: the number in Keras. If it is
-            unknown, the number of steps of the first epoch is used from the second
-            epoch on.
-        first_step: steps of the first epoch that an earlier run has taken; needs
-            `steps_per_epoch`.
+        steps_per_epoch: number of steps in a whole epoch; default: the number in Keras.
+            If Keras does not know it, the number of steps of the first epoch is used
+            from the second epoch on.
+        first_step: number of steps of the first epoch that an earlier run has taken;
+            needs `steps_per_epoch`.
         every_s: seconds between two lines; default 0.25 on a terminal, otherwise 10.
         file: text stream for the line; default standard output.
 
     Raises:
         ValueError: an argument is invalid.
-        tfdist.MismatchError: at the start of `fit`, on all ranks: their arguments
+        tfdist.MismatchError: at the start of `fit`, on all ranks: the ranks' arguments
             differ.
 
     Example:
@@ -122,7 +122,7 @@ class Progress(RankCallback):
         self._forget()
 
     def _forget(self) -> None:
-        """Resets the measurements of one `fit`."""
+        """Resets the measurements of one call of `fit`."""
         self._step = 0
         self._in_epoch = False
         self._is_warm = False  # the first step has ended, so the graph is built
@@ -133,7 +133,7 @@ class Progress(RankCallback):
         self._epoch_totals = _progress_rate.Totals()
         self._epoch_cold = _progress_rate.Totals()
         self._epoch_began_s = time.monotonic()
-        self._waited_from_s = self._waited_until_s = 0.0  # the core's count
+        self._waited_from_s = self._waited_until_s = 0.0  # as counted by the core
         self._metrics: dict[str, float] = {}
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Progress(RankCallback):
         self._forget()
 
     def on_ranks_changed(self, *, becomes_first: bool) -> None:
-        """Goes on with the counts of the new ranks; the new rank 0 shows the line."""
+        """Adapts the measurements to the new ranks; a new rank 0 shows the line."""
         self._alone = len(members_of(self._ranks)) == 1
         self._waited_from_s = self._waited_until_s = 0.0
         self._watches = False
@@ -185,7 +185,7 @@ class Progress(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Starts the clock at the first step; each later step begins at its end."""
+        """Starts the clock; a later step begins where the previous one has ended."""
         if self._is_compiled:
             super().on_train_batch_begin(batch, logs)
         if self._step > 0:
@@ -226,7 +226,7 @@ class Progress(RankCallback):
         took_s = time.monotonic() - self._epoch_began_s
         speed, exposed, took_s, late = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
-        # Always all of them, as a CSVLogger writes its header only once.
+        # Always all of these keys, because a CSVLogger writes its header only once.
         logs[EPOCH_S] = took_s
         logs[SAMPLES_PER_S] = math.nan if speed is None else speed
         logs[EXPOSED] = math.nan if exposed is None else exposed
@@ -308,7 +308,7 @@ class Progress(RankCallback):
         return speed, exposed, max(n[4] for n in found.values()), late
 
     def _late(self, waited_s: dict[int, float], seconds: float) -> tuple[float, float]:
-        """Returns the slowest rank and the share of time that the others waited."""
+        """Returns the slowest rank and the share of time that others waited for it."""
         if self._alone:
             return self._first, 0.0
         if seconds <= 0 or engines.chosen() is not None:

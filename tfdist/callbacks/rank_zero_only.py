@@ -44,7 +44,7 @@ class RankZeroOnly(RankCallback):
     - variables of the model and its optimizers (the optimizer of `compile`, and
       optimizers that are attributes), including learning rates, but not the states of
       random number generators;
-    - an exception, which is raised on rank 0, and on the other ranks as a
+    - an exception: rank 0 raises it, and the other ranks raise a
       `tfdist.RankFailedError` that quotes it. The ranks stay connected.
 
     The other hooks (steps, validation, prediction) do not communicate, so their changes
@@ -89,9 +89,9 @@ class RankZeroOnly(RankCallback):
         self._hooks = overridden_hooks(callback)
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
-        self._keeps_copies = False  # of the callback's state, on all ranks
-        self._unsent: list[dict[str, Any]] = []  # changes by a hook that was run
-        self._looked_at: set[str] = set()
+        self._keeps_copies = False  # whether all ranks copy the callback's state
+        self._unsent: list[dict[str, Any]] = []  # changes that not all ranks may have
+        self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
             if hook.startswith(("on_test_", "on_predict_")):
@@ -112,7 +112,7 @@ class RankZeroOnly(RankCallback):
         self._alone("set_params", params)
 
     def on_ranks_changed(self, *, becomes_first: bool) -> None:
-        """Continues the callback on the new rank 0, with the state of the last one."""
+        """Continues the callback on a new rank 0, with the previous one's state."""
         if not becomes_first:
             return
         callback = self.callback
@@ -122,7 +122,7 @@ class RankZeroOnly(RankCallback):
         if kind_of(callback) == "CSVLogger":
             callback.append = True
             callback.on_train_begin()
-        elif kind_of(callback) != "BackupAndRestore":  # which would restore
+        elif kind_of(callback) != "BackupAndRestore":  # it would restore the backup
             callback.on_train_begin()
             vars(callback).update(state)
 
@@ -175,7 +175,7 @@ class RankZeroOnly(RankCallback):
             compare_model(self.model, f"when {self._name} is to save")
 
         def run() -> dict[str, Any]:
-            if self._unsent:  # a rank was lost before the others had it
+            if self._unsent:  # a rank was lost before all ranks had the changes
                 return self._unsent[0]
             before = TrainingState(self.model, with_values=self._looks())
             getattr(self.callback, hook)(*arguments)
@@ -255,7 +255,8 @@ class RankZeroOnly(RankCallback):
 def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
     """Returns the hooks that a callback overrides.
 
-    The default hooks call the old names `on_batch_begin` and `on_batch_end`.
+    The old names `on_batch_begin` and `on_batch_end` are returned as
+    `on_train_batch_begin` and `on_train_batch_end`, which call them by default.
 
     Example:
         >>> sorted(overridden_hooks(keras.callbacks.TerminateOnNaN()))

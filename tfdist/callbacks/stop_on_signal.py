@@ -35,20 +35,20 @@ class StopOnSignal(RankCallback):
     - A step, and the gradient accumulation of which it is a part, is finished first.
     - A validation is stopped after the current batch, without a result. If its batches
       contain collective operations, it is finished first.
-    - Before the first step the initial state is saved, if the model is built. A running
-      trace of TensorFlow, or a checkpoint being written, is finished first.
+    - Before the first step the initial state is saved, if the model is built. If
+      TensorFlow is tracing, or a checkpoint is being written, this is finished first.
 
     On a signal, the lowest rank logs what has to end before the save, and how long the
     launcher waits (`tfdistrun --signal-grace-s`, 25 s by default; under other launchers
     set `TFDIST_SIGNAL_GRACE_S` to include it in the message). If only one rank receives
-    the signal during a validation, it waits for the validation of the others.
+    the signal during a validation, it waits until the others have validated.
 
     If a rank has run out of data (`UnevenData`), all ranks first end the epoch, and
     then save and exit before the validation. Pass validation data to all ranks or to
     none. A second signal has the same effect as without this callback.
 
-    In an elastic job with `Elastic`, SIGTERM to a rank lets this rank leave, and the
-    others go on. The checkpoint is saved if the whole job gets SIGTERM.
+    In an elastic job with `Elastic`, a rank that receives SIGTERM leaves, and the
+    others continue. The checkpoint is saved if the whole job receives SIGTERM.
 
     The cost is one reduction of a single number before the first step, after each step,
     before and after each validation, and after each epoch.
@@ -60,7 +60,7 @@ class StopOnSignal(RankCallback):
         signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (sent by Slurm with
             `--signal=USR1@60`). They are handled only during `fit`, even if `fit` ends
             with an error. A custom loop has to call `on_train_end`. If the loop raises
-            an error first, they are handled until `tfdist.shutdown()`.
+            an error first, the signals are handled until `tfdist.shutdown()`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
@@ -68,7 +68,7 @@ class StopOnSignal(RankCallback):
             signal that a program cannot handle; or `fit` does not run in the main
             thread, the only one that can handle signals.
         SystemExit: on all ranks, after the checkpoint is saved; also if a save in the
-            background has failed, of which a warning was logged.
+            background has failed, after a warning.
 
     Example:
         >>> import tfdist
@@ -100,13 +100,13 @@ class StopOnSignal(RankCallback):
         self._received = 0
         self._before: dict[int, Any] = {}
         self._is_of_fit = False
-        self._shutdowns = 0  # of this process, when the handlers were installed
-        self._listens = False  # for the fit that is about to start
+        self._shutdowns = 0  # in this process, when the handlers were installed
+        self._listens = False  # whether handlers are installed for the coming fit
         self._training = False  # in `fit`, not in a separate `model.evaluate`
         self._at_start = False  # before the first step
         self._doing = ""  # current activity, for the message on a signal
         self._logs: dict[str, Any] = {}  # latest logs, for the checkpoint's name
-        self._operations: int | None = None  # finished at the first batch of validation
+        self._operations: int | None = None  # finished before the validation
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Returns the handled signals."""
@@ -134,7 +134,7 @@ class StopOnSignal(RankCallback):
             raise ValueError(
                 "tfdist.callbacks.StopOnSignal needs the main thread, the only thread "
                 "that can handle signals in Python. Call fit in the main thread, or "
-                "leave out StopOnSignal."
+                "remove StopOnSignal."
             )
         if not (self._listens and is_in_fit(self.model)):
             self._listen()
@@ -160,7 +160,7 @@ class StopOnSignal(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Checks whether any rank received a signal; if so, all ranks end."""
+        """Checks whether any rank received a signal; if so, all ranks stop."""
         super().on_train_batch_end(batch, logs)
         self._logs = logs or {}
         if between_updates(self.model):  # the same on all ranks
@@ -227,7 +227,7 @@ class StopOnSignal(RankCallback):
         """Restores the default action of a signal, so that others can handle it.
 
         Does nothing if the program has a handler of its own for the signal, or if a
-        signal has come already.
+        signal has already arrived.
 
         Args:
             number: number of the signal.
@@ -262,7 +262,7 @@ class StopOnSignal(RankCallback):
         raise SystemExit(128 + received)
 
     def _can_all_save(self, own: bool) -> bool:
-        """Returns whether all ranks can save; a rank that has joined cannot."""
+        """Returns whether all ranks can save; a rank in `tfdist.join` cannot."""
         if runtime.size() == 1:
             return own
         able = allreduce(
@@ -320,7 +320,7 @@ class StopOnSignal(RankCallback):
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._note:  # keep a handler set since
+            if signal.getsignal(number) == self._note:  # else set by other code since
                 signal.signal(number, handler)
 
     def _give_back_of_another(self, number: int) -> None:

@@ -18,8 +18,8 @@ class StopTogether(RankCallback):
     All ranks stop at the end of the same step, or at the end of the same epoch if the
     stop was decided at the end of the epoch. With `steps_per_execution` above 1, a step
     is one execution, as for all callbacks. The cost is one reduction of a single number
-    after each step. Without this callback, if a single rank stops, the others wait in
-    the next step until `TFDIST_TIMEOUT_S`.
+    after each step. Without this callback, if a single rank stops, the others wait for
+    it in the next step, for up to `TFDIST_TIMEOUT_S` seconds.
 
     It has to be the last callback in the list on all ranks, so that it runs after the
     decisions of the other callbacks.
@@ -62,7 +62,7 @@ class StopTogether(RankCallback):
             return
         was_set = wants_to_stop(self.model)
         wish = runtime.rank() + 1 if was_set else 0
-        # The result identifies a rank.
+        # The maximum identifies a rank that asked to stop.
         wish = self._largest_of_all(wish, "StopTogether", self.timeout_s)
         if wish and not was_set:
             self.model.stop_training = True

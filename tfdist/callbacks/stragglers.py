@@ -1,4 +1,4 @@
-"""Stragglers: names ranks that are slower than the others, and can replace them."""
+"""Stragglers: reports ranks that are slower than the others, and can replace them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _ASK_AGAIN_S = 60.0
 
 
 class Stragglers(RankCallback):
-    """Names ranks that are slower than the others, and replaces them if asked to.
+    """Reports ranks that are slower than the others, and replaces them if asked to.
 
     All ranks take the same time for a step, because they wait for the slowest one.
     Therefore this callback compares the time of each rank's own work: computation, data
-    loading and callbacks, without waiting for operations of tfdist. A rank is slow if
-    its work takes `factor` times as long as that of the median rank, and the others
-    lose at least 10 % of their time through it. (If the number of ranks is even, the
-    median is the lower of the two in the middle; of two ranks, the slower one is
-    compared with the faster one.)
+    loading and callbacks, but not the time spent waiting for operations of tfdist. A
+    rank is slow if its work takes at least `factor` times as long as that of the median
+    rank, and the others lose at least 10 % of their time because of it. (If the number
+    of ranks is even, the median is the lower of the two in the middle; of two ranks,
+    the slower one is compared with the faster one.)
 
-    When a rank has been slow for `seconds`, the lowest rank logs a warning, once, and
-    `Progress` shows it::
+    When a rank has been slow for `seconds`, the lowest rank logs one warning, and
+    `Progress` shows the slow rank::
 
         rank 3 (host b) has been 2.1 times slower than the median for 40s
 
-    When the rank has not been slow for `seconds`, this is logged too. A single pause,
-    such as saving a file, is not reported. The first step, validation, and what happens
-    between two epochs are not compared.
+    When the rank has no longer been slow for `seconds`, this is logged as well. A
+    single pause, such as saving a file, is not reported. The first step, validation,
+    and the time between two epochs are not compared.
 
-    The ranks exchange 24 bytes each in one reduction, about every 5 s. There is no
-    communication in the other steps.
+    The ranks compare their times in one reduction of 24 bytes per rank, about every 5 s
+    (more often if `seconds` is below 30). There is no communication in the other steps.
 
     In a loop over `tfdist.elastic.State.steps`, pass this object as `stragglers`. In
     another custom loop, call the hooks through a `keras.callbacks.CallbackList`.
@@ -58,22 +58,23 @@ class Stragglers(RankCallback):
         seconds: seconds for which a rank has to be slow before it is reported; above 0;
             default 30.
         replace: whether a slow rank is replaced, in an elastic job (`tfdistrun
-            --min-np`). tfdistrun starts another process, on the same host if the job
-            has only one. When it is ready, the slow rank ends after a step, as after
-            SIGTERM, and the new process continues in its place. At most one rank in ten
-            minutes is replaced, so that a rank that is slow because of its host is not
-            replaced again and again.
-        batch: samples of this rank in a step. If it is given, on all ranks, times are
-            compared per sample, so that a rank with larger batches is not slow for
-            that reason. Default: all ranks have the same number.
+            --min-np`). tfdistrun starts a new process, on the same host if the job has
+            only one. When the new process is ready, the slow rank exits after a step,
+            as after SIGTERM, and the new process continues in its place. At most one
+            rank in ten minutes is replaced, so that a rank that is slow because of its
+            host is not replaced again and again.
+        batch: number of samples of this rank in a step; pass it on all ranks or on
+            none. With it, times are compared per sample, so that larger batches do not
+            make a rank slow. Default: all ranks have the same number.
 
     Raises:
         ValueError: an argument is invalid. Before the first step: `replace` is True,
             and the job is not elastic.
-        NotImplementedError: before the first step: `replace` is True, and this training
-            cannot hand over to another process (it is neither `fit` with `Elastic` nor
-            a loop over `State.steps`); or `TFDIST_ENGINE` is set.
-        tfdist.MismatchError: at the start of `fit`, on all ranks: their arguments
+        NotImplementedError: before the first step: `replace` is True, but this rank
+            cannot hand over to another process (it runs neither `fit` with `Elastic`
+            nor a loop over `State.steps`); or `TFDIST_ENGINE` selects an engine other
+            than tfdist's core.
+        tfdist.MismatchError: at the start of `fit`, on all ranks: the ranks' arguments
             differ.
 
     Example:
@@ -100,12 +101,12 @@ class Stragglers(RankCallback):
         self.batch = None if batch is None else _number("batch", batch, 0.0)
         self._work = OwnWork()
         self._is_compiled = False  # whether Keras trains the model, not a custom loop
-        self._steps: int | None = None  # of an epoch, the same on all ranks
+        self._steps: int | None = None  # in an epoch, the same number on all ranks
         self._starts_each_epoch = False
         self._restart()
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the settings on which the ranks decide together."""
+        """Returns the settings with which the ranks decide together."""
         return {
             "factor": self.factor,
             "seconds": self.seconds,
@@ -132,13 +133,13 @@ class Stragglers(RankCallback):
         self._restart()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Forgets the slow ranks; undoes changes to the model if `fit` runs."""
+        """Discards measurements; undoes changes to the model if `fit` runs."""
         self._forget()
         if self._is_compiled:
             super().on_train_end(logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew with `UnevenData`, where ranks may have missed comparisons."""
+        """Restarts with `UnevenData`, because ranks may have missed comparisons."""
         super().on_epoch_begin(epoch, logs)
         if self._starts_each_epoch:
             self._restart()
@@ -157,7 +158,7 @@ class Stragglers(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Counts the step, and compares the ranks when it is time."""
+        """Counts the step, and compares the ranks when a comparison is due."""
         if self._is_compiled:
             super().on_train_batch_end(batch, logs)
         self._count += 1
@@ -178,7 +179,7 @@ class Stragglers(RankCallback):
         self._work.pause()
 
     def on_ranks_changed(self, *, becomes_first: bool) -> None:
-        """Forgets what was measured, but not when the ranks compare the next time."""
+        """Discards measurements, but keeps the step of the next comparison."""
         self._forget()
 
     # ---- hooks of an elastic loop ----
@@ -190,7 +191,7 @@ class Stragglers(RankCallback):
         self._restart()
 
     def on_commit(self, committed: int) -> None:
-        """Called after each step of a loop over `State.steps` that is committed.
+        """Called after each committed step of a loop over `State.steps`.
 
         Args:
             committed: number of committed steps.
@@ -201,15 +202,15 @@ class Stragglers(RankCallback):
     # ---- comparing ----
 
     def _restart(self) -> None:
-        """Forgets everything."""
+        """Discards measurements and the times of comparisons."""
         self._count = 0
-        self._compared_at: int | None = None  # number of the step; None: first step
-        self._compares_at = 0
+        self._compared_at: int | None = None  # last compared step; None: no step yet
+        self._compares_at = 0  # step of the next comparison
         self._forget()
         self._is_partial = False
 
     def _forget(self) -> None:
-        """Forgets what was measured."""
+        """Discards measurements, and shows no rank as slow."""
         self._work.reset()
         self._is_partial = True  # the ranks may begin to measure at different steps
         self._standings: dict[int, Standing] = {}
@@ -278,22 +279,21 @@ class Stragglers(RankCallback):
         if engines.chosen() is not None:
             raise NotImplementedError(
                 "Stragglers needs the native engine, which measures how long a rank "
-                "waits. Unset TFDIST_ENGINE, or leave out Stragglers."
+                "waits. Unset TFDIST_ENGINE, or remove Stragglers."
             )
         if self.replace and not renewal.is_elastic(os.environ):
             raise ValueError(
                 "Stragglers(replace=True) replaces ranks of an elastic job, and this "
-                "job is not elastic. Start it with tfdistrun --min-np, or leave out "
-                "replace."
+                "job is not elastic. Start it with tfdistrun --min-np, or omit replace."
             )
 
     def _check_handover(self) -> None:
         if self.replace and not generations.can_hand_over():
             raise NotImplementedError(
-                "Stragglers(replace=True) needs a training that can hand over to "
-                "another process: fit with tfdist.callbacks.Elastic, or `for step in "
+                "Stragglers(replace=True) needs training that can hand over to another "
+                "process: fit with tfdist.callbacks.Elastic, or `for step in "
                 "tfdist.elastic.State(...).steps(total, stragglers=...)`. Use one of "
-                "them, and no handler of your own for SIGTERM, or leave out replace."
+                "them, and no handler of your own for SIGTERM, or omit replace."
             )
 
     def _ask_for_replacement(self) -> None:

@@ -1,9 +1,10 @@
 """The collective operations and their gradients.
 
-All of them work eagerly, in a `tf.function` and in a `tf.while_loop`, and at size 1
-without a launcher. In a `tf.function`, operations overlap with computation and with
-each other, and ranks may run them in any order: they are paired by name. In
-`Dataset.map`, operations must be called one after the other, so do not use
+All operations work eagerly, in a `tf.function` and in a `tf.while_loop`, and at size 1
+without a launcher. Eager calls of the same operation are matched across ranks in
+program order. In a `tf.function`, operations overlap with computation and with each
+other. Each rank may run them in a different order, because calls are matched by name.
+In `Dataset.map`, operations must be called one after the other, so do not use
 `num_parallel_calls`.
 """
 

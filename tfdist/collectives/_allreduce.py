@@ -1,4 +1,4 @@
-"""allreduce: every rank gets the reduction of the values of all ranks."""
+"""allreduce: reduces values over all ranks; every rank gets the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def allreduce(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Reduces `tensor` over all ranks; every rank gets the same bits.
+    """Reduces `tensor` over all ranks; the result is bitwise identical on every rank.
 
     Args:
         tensor: tensor, NumPy array or variable of any shape `S`. Shape and dtype must
@@ -35,16 +35,16 @@ def allreduce(
             floating-point types SUM, AVERAGE, MIN, MAX, PRODUCT and ADASUM; complex
             types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR, LOGICAL_XOR,
             MIN and MAX. See `ReduceOp` for overflow, NaN, rounding and ADASUM.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function. Pass a name if ranks may trace several
-            calls in different orders, or if several threads call operations. Each
-            thread then needs its own names.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function. Pass
+            a name if ranks may trace several calls in different orders, or if several
+            threads call operations. Each thread then needs its own names.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
             and bool.
         postscale: factor applied after the reduction; default 1. Must be 1 for integers
             and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor with the shape `S` and dtype of `tensor`. Differentiable for `SUM` and
@@ -91,7 +91,7 @@ def allreduce(
 def _cached_call(
     tensor: Any, op: Any, name: Any, prescale: Any, postscale: Any, timeout_s: Any
 ) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns a cached reduction for a valid eager call without factors, else None."""
+    """Returns a cached function for a valid eager call with factors of 1, else None."""
     if type(prescale) is not float or type(postscale) is not float:
         return None
     if prescale != 1.0 or postscale != 1.0 or not isinstance(tensor, tf.Tensor):
@@ -117,21 +117,22 @@ def grouped_allreduce(
 ) -> list[tf.Tensor]:
     """Reduces a list of tensors in a few operations instead of one for each tensor.
 
-    Each operation reduces tensors of one dtype, at most `TFDIST_FUSION_BYTES` in total.
-    The way the list is split does not change the bits of the results.
+    Each operation reduces either a single tensor, or tensors of one dtype with at most
+    `TFDIST_FUSION_BYTES` in total. The results are bitwise identical however the list
+    is split.
 
     Args:
         tensors: as in `allreduce`. Number, shapes and dtypes must be equal on all
             ranks.
         op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
             and bool.
         postscale: factor applied after the reduction; default 1. Must be 1 for integers
             and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         The reduced tensors, in the order of `tensors`.

@@ -27,20 +27,20 @@ def alltoall(
         tensor: tensor of any numeric dtype (including float8) or bool, of shape `[rows,
             ...]`. `rows` may differ between ranks and may be 0; the other dimensions
             must be equal on all ranks. A scalar is treated as one row.
-        splits: number of consecutive rows for each rank, as a list of integers >= 0,
-            one for each rank, with the sum `rows`. May differ between ranks. Default:
-            equal parts; `rows` must then be a multiple of the number of ranks.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        splits: numbers of consecutive rows to send to each rank: a list of integers
+            >= 0, one for each rank, that sum to `rows`. May differ between ranks.
+            Default: equal parts; `rows` must then be a multiple of the number of ranks.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
-        Two tensors. The first has the rows received from rank 0, then from rank 1 and
-        so on, and the shape `[sum of received splits, ...]`. The second has the
-        received splits, that is, how many rows came from each rank, as int64 of shape
-        `[size]`. Differentiable: the gradient is an `alltoall` with the received
-        splits, which sends the rows back.
+        Two tensors. The first contains the received rows in rank order; its shape is
+        `[sum of received splits, ...]`. The second contains the received splits: the
+        number of rows received from each rank, as int64 of shape `[size]`.
+        Differentiable: the gradient is an `alltoall` with the received splits, which
+        sends the gradients of the rows back.
 
     Raises:
         tfdist.MismatchError: dtypes or row shapes differ between the ranks.

@@ -26,7 +26,7 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         raise TypeError(
             f"Expected a dense tensor in tfdist.{function}, got tf.IndexedSlices. "
-            "Make it dense first: tf.convert_to_tensor(value), which sums slices of "
+            "Make it dense first: tf.convert_to_tensor(value), which sums slices with "
             "the same index."
         )
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
@@ -34,8 +34,8 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
         remedy = "value.to_tensor()" if is_ragged else "tf.sparse.to_dense(value)"
         raise TypeError(
             f"Expected a dense tensor in tfdist.{function}, got "
-            f"tf.{type(value).__name__}. Make it dense first ({remedy}), or send the "
-            "tensors that it consists of one after the other."
+            f"tf.{type(value).__name__}. Make it dense first ({remedy}), or send its "
+            "component tensors one after the other."
         )
     try:
         tensor = tf.convert_to_tensor(value)
@@ -72,14 +72,14 @@ def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
 
 
 def splits_of(splits: Any, function: str) -> tf.Tensor:
-    """Returns the numbers of rows as an int64 vector; an empty vector means default."""
+    """Returns `splits` as an int64 vector; an empty vector stands for the default."""
     if splits is None:
         return tf.zeros([0], tf.int64)
     numbers = _vector_of(splits)
     if numbers is None or numbers.shape.num_elements() == 0:
         raise ValueError(
             f"Expected splits in tfdist.{function} to be a vector of integers, one "
-            f"number of rows for each rank, got {splits!r}. Leave splits out for the "
+            f"number of rows for each rank, got {splits!r}. Omit splits to use the "
             "default."
         )
     return numbers
@@ -124,7 +124,7 @@ def _vector_of(numbers: Any) -> tf.Tensor | None:
 
 
 def scales_of(prescale: float, postscale: float, dtype: tf.DType) -> tuple[str, str]:
-    """Returns the factors of a reduction as strings that keep the exact float64."""
+    """Returns the factors of a reduction as strings that keep the exact values."""
     return (
         _scale_of(prescale, "prescale", dtype),
         _scale_of(postscale, "postscale", dtype),
@@ -144,9 +144,11 @@ def _scale_of(value: float, what: str, dtype: tf.DType) -> str:
 
 
 def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Splits a list into operations: indices of one dtype, up to the fusion threshold.
+    """Returns, for each operation, the indices of the tensors that it combines.
 
-    All ranks split in the same way, because their dtypes and static shapes are equal.
+    These have one dtype and at most `TFDIST_FUSION_BYTES` in total; a larger tensor has
+    its own operation. All ranks split a list in the same way, because their dtypes and
+    static shapes are equal.
     """
     limit = int(runtime.setting("TFDIST_FUSION_BYTES"))
     batches: list[list[int]] = []

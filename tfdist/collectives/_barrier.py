@@ -18,13 +18,14 @@ def barrier(
 ) -> None:
     """Waits until every rank has called `barrier`.
 
-    In a `tf.function`, it runs in program order with the function's other side effects.
+    In a `tf.function`, the barrier runs in program order with the function's other side
+    effects.
 
     Args:
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Raises:
         ValueError: `timeout_s` is not above 0.

@@ -22,17 +22,17 @@ def broadcast(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Gives every rank the value that `tensor` has on rank `root`.
+    """Broadcasts `tensor` from rank `root` to all ranks.
 
     Args:
         tensor: tensor of any numeric dtype (including float8) or bool and any shape
             `S`. Shape and dtype must be equal on all ranks; only the value on `root` is
             used.
         root: rank whose value is broadcast; must be equal on all ranks. Default: 0.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor of shape `S`. Differentiable: the root gets the sum of the gradients of
@@ -79,10 +79,10 @@ def grouped_broadcast(
         tensors: as in `broadcast`. Number, shapes and dtypes must be equal on all
             ranks.
         root: rank whose values are broadcast; default 0.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         The root's values, in the order of `tensors`.

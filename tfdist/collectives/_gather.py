@@ -26,10 +26,10 @@ def allgather(
         tensor: tensor of any numeric dtype (including float8) or bool, of shape `[n,
             ...]`. `n` may differ between ranks and may be 0; the other dimensions must
             be equal on all ranks. A scalar is treated as one row.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor of shape `[sum of n, ...]`. Differentiable: each rank gets, for its own
@@ -75,10 +75,10 @@ def gather(
             may be 0; the other dimensions must be equal on all ranks. A scalar is
             treated as one row.
         root: rank that gets the rows; must be equal on all ranks. Default: 0.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         On `root` a tensor of shape `[sum of n, ...]`, on other ranks a tensor of shape

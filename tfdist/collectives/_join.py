@@ -14,7 +14,7 @@ from tfdist.core import engines, native, runtime
 from tfdist.core.deadlock import one_rank_code
 from tfdist.core.process_sets import ProcessSet, id_of
 
-# Callbacks that every rank calls with the id of the process set when a join has ended.
+# Functions that every rank calls with the id of the process set after a join.
 after_join: list[Callable[[int], None]] = []
 
 
@@ -25,41 +25,41 @@ def join(
 
     Until then, this rank takes part in the collectives that the other ranks call:
 
-    ======================  =======================================================
+    ======================  ============================================================
     operation               contribution of this rank, and the result that it gets
-    ======================  =======================================================
+    ======================  ============================================================
     allreduce, reduce       the identity (0 for a sum, 1 for a product, ...)
-    average                 nothing; the average is over the ranks that call it
-    reduce_scatter          the identity; the received part is dropped
-    allgather, alltoall,    no rows; received rows are dropped
+    average                 nothing; the average is over the ranks that make the call
+    reduce_scatter          the identity; the received part is discarded
+    allgather, alltoall,    no rows; received rows are discarded
     gather
-    broadcast, scatter      received values are dropped; an error as the root
-    barrier                 no rank waits for it
-    ======================  =======================================================
+    broadcast, scatter      received values are discarded; an error if this rank is root
+    barrier                 nothing; no rank waits for this rank
+    ======================  ============================================================
 
-    `send` and `recv` involve only two ranks and wait as usual. The weights of this rank
-    stay behind the weights of ranks that run more steps: afterwards, broadcast the
-    state of the rank that `join` returns. `tfdist.callbacks.UnevenData` does all this
-    in `model.fit`.
+    `send` and `recv` involve only two ranks and wait as usual. This rank does not
+    update its weights while other ranks run more steps. Afterwards, broadcast the state
+    of the rank that `join` returns. `tfdist.callbacks.UnevenData` does both in
+    `model.fit`.
 
-    Call `join` in eager mode, when all earlier calls have returned their results. Until
-    it returns, this rank must not call any other operation of the process set, in any
-    thread.
+    Call `join` in eager mode, after all earlier calls have returned their results.
+    Until `join` returns, this rank must not call any other operation of the process
+    set in any thread.
 
     Args:
-        timeout_s: longest time in seconds during which the other ranks call nothing;
-            default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that join. Only these call it. Default: all ranks.
+        timeout_s: seconds to wait without any call from the other ranks; default
+            `TFDIST_TIMEOUT_S`.
+        process_set: ranks that join; only they make the call. Default: all ranks.
 
     Returns:
-        The lowest rank among those that have called every operation themselves; the
-        same value on all ranks.
+        The lowest of the ranks that called every operation themselves; the same value
+        on all ranks.
 
     Raises:
         tfdist.MismatchError: on every rank, if a rank that has joined is the root of a
             broadcast or scatter, or if process sets were changed during the join.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: the other ranks called nothing for `timeout_s`.
+        tfdist.TimeoutError: the other ranks made no call for `timeout_s`.
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
         RuntimeError: called in a `tf.function`.
 
@@ -77,9 +77,10 @@ def join(
 def join_all(
     *, timeout_s: float | None = None, process_set: ProcessSet | None = None
 ) -> tuple[int, int]:
-    """As `join`; also returns how many ranks have called every operation themselves.
+    """Acts as `join`; also returns how many ranks called every operation themselves.
 
-    If it is fewer than all, ranks that had joined took part in calls of other ranks.
+    If this number is smaller than the number of ranks, some operations ran after a rank
+    had joined.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(

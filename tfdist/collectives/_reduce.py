@@ -1,4 +1,4 @@
-"""reduce and reduce_scatter: the reduction on one rank, or in parts on all ranks."""
+"""reduce and reduce_scatter: the result on one rank, or one part of it on each rank."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def reduce(
         root: rank that gets the result; must be equal on all ranks. Default: 0.
         op: the reduction, as in `allreduce`, without ADASUM; default
             `ReduceOp.AVERAGE`.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
             and bool.
         postscale: factor applied after the reduction; default 1. Must be 1 for integers
             and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor of shape `S`: the reduction on `root`, and the unchanged `tensor` on
@@ -93,26 +93,26 @@ def reduce_scatter(
 ) -> tf.Tensor:
     """Reduces `tensor` over all ranks; each rank gets one part of the rows.
 
-    An `allgather` of the parts gives the same result as an `allreduce`, which moves
-    twice as much data.
+    This moves half as much data as an `allreduce`. An `allgather` of the parts gives
+    the result of the `allreduce`.
 
     Args:
         tensor: as in `allreduce`, of shape `[rows, ...]`, which must be equal on all
             ranks. A scalar is treated as one row.
-        splits: number of consecutive rows for each rank, as a list of integers >= 0,
-            one for each rank, with the sum `rows`. Must be equal on all ranks. Default:
-            as even as possible; each of the first `rows % size` ranks gets one more
-            row.
+        splits: numbers of consecutive rows that each rank gets: a list of integers
+            >= 0, one for each rank, that sum to `rows`. Must be equal on all ranks.
+            Default: as even as possible; each of the first `rows % size` ranks gets one
+            more row.
         op: the reduction, as in `allreduce`, without ADASUM; default
             `ReduceOp.AVERAGE`.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         prescale: factor applied before the reduction; default 1. Must be 1 for integers
             and bool.
         postscale: factor applied after the reduction; default 1. Must be 1 for integers
             and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable for `SUM` and `AVERAGE`:

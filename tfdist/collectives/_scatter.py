@@ -30,14 +30,14 @@ def scatter(
             tensor with the same dtype and row shape. Its values and number of rows are
             ignored, so it may have the shape `[0, ...]`.
         root: rank whose rows are scattered; must be equal on all ranks. Default: 0.
-        splits: on `root`, the number of consecutive rows for each rank, as a list of
-            integers >= 0, one for each rank, with the sum `rows`. Default: as even as
+        splits: on `root`, the numbers of consecutive rows that each rank gets: a list
+            of integers >= 0, one for each rank, that sum to `rows`. Default: as even as
             possible; each of the first `rows % size` ranks gets one more row. Ignored
             on other ranks.
-        name: name that pairs the calls of the ranks. Default: derived from the place of
-            the call in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable: the gradient is a

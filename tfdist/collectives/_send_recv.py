@@ -1,4 +1,4 @@
-"""send and recv: transfer of a tensor between two ranks; other ranks do not call."""
+"""send and recv: transfer a tensor between two ranks; other ranks make no call."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def send(
 ) -> tf.Tensor:
     """Sends `tensor` to rank `dst`, which calls `recv` with this rank as `src`.
 
-    The n-th `send` to a rank is paired with that rank's n-th `recv` from this rank: in
+    The n-th `send` to a rank is matched with that rank's n-th `recv` from this rank: in
     eager mode in program order, in a `tf.function` in the order of tracing. In a
-    `tf.function`, both ranks must use functions of the same name, or pass `name`. In
+    `tf.function`, both ranks must use functions with the same name, or pass `name`. In
     eager mode, `send` returns when the receiver has called `recv`. Two ranks that send
-    to each other must therefore do so in one `tf.function`, where the operations do not
-    wait for each other, or one after the other.
+    to each other must therefore take turns, or send in one `tf.function`, where the
+    operations do not wait for each other.
 
     Args:
         tensor: tensor of any numeric dtype (including float8) or bool and any shape.
         dst: rank that receives the tensor; must not be this rank.
-        name: name that pairs the two calls. Default: derived from the place of the call
-            in the traced function.
+        name: operation name, the same as for `recv`. Default: derived from the position
+            of the call in the traced function.
         timeout_s: seconds to wait for the receiver; default `TFDIST_TIMEOUT_S`.
 
     Returns:
         A scalar 0 with the dtype of `tensor`, available when the tensor has been sent.
-        Differentiable: its gradient is the gradient that the receiver's `recv` sends
-        back, whatever the incoming gradient is. So add the result to the loss of this
-        rank, or differentiate it alone:
+        Differentiable: the gradient of `tensor` is the one that the receiver's `recv`
+        sends back, whatever the incoming gradient is. So add the result to the loss of
+        this rank, or differentiate the result alone:
 
             sent = tfdist.send(hidden, 1)
             gradients = tape.gradient(sent, variables)
@@ -88,13 +88,13 @@ def recv(
         dtype: dtype of the received tensor, for example `tf.float32`.
         src: rank that sends the tensor; must not be this rank.
         after: tensor or variable of a floating-point dtype with respect to which this
-            rank differentiates, such as the first weight of its layers; default none.
-            Backpropagation runs the gradient of an operation only if the operation lies
-            between the loss and the differentiated variables. `after` puts `recv`
-            there: the gradient of the result is sent back to `src`, and `after` gets
-            zeros.
-        name: name that pairs the two calls. Default: derived from the place of the call
-            in the traced function.
+            rank differentiates, such as the first weight of this rank's layers; default
+            none. Backpropagation runs the gradient of an operation only if the
+            operation lies between the loss and the differentiated variables. `after`
+            puts `recv` there: the gradient of the result is sent back to `src`, and
+            `after` gets zeros.
+        name: operation name, the same as for `send`. Default: derived from the position
+            of the call in the traced function.
         timeout_s: seconds to wait for the sender; default `TFDIST_TIMEOUT_S`.
 
     Returns:

@@ -33,9 +33,9 @@ def run_on_rank(
         work: the function; returns plain data, which all ranks get.
         failed: beginning of the message on the other ranks if `work` raises.
         place: name of `work`, for the error if a collective is called in `work`.
-        name: identifies the call across ranks.
-        timeout_s: seconds to wait.
-        process_set: ranks that take part. Only these call it.
+        name: operation name; calls with the same name on different ranks are matched.
+        timeout_s: seconds to wait for the slowest rank.
+        process_set: ranks that take part; only they make the call.
 
     Returns:
         The result of `work`, on all ranks; None in a newcomer of an elastic job that
@@ -64,9 +64,9 @@ def run_on_rank(
         )
     except Exception:
         if failure is None:
-            raise  # else: another rank received the failure and has ended already
+            raise  # else: another rank received the failure and has exited already
     if failure is not None:
-        raise failure  # outside of the handler: not the fault of the other ranks
+        raise failure  # outside the handler: not chained to the error of the broadcast
     if shared["failure"]:
         raise errors.RankFailedError(
             f"{failed}: {shared['failure']}",
@@ -101,10 +101,10 @@ def single_rank_code(
 
 
 class CoordinatedCall:
-    """The stages of a function that all ranks call at the same time.
+    """A function that all ranks call at the same time, as a sequence of stages.
 
-    Between two exchanges, each rank works independently and without a time limit, so
-    the amount of work may differ between ranks.
+    Within a stage, the ranks work independently. At the end of a stage, they wait for
+    each other and share their outcomes.
 
     Args:
         function: name of the function that the user called, for messages.
@@ -128,7 +128,7 @@ class CoordinatedCall:
     def run(
         self, stage: str, work: Callable[[], tuple[T, dict[str, Any]]]
     ) -> tuple[T, list[dict[str, Any]]]:
-        """Runs `work`, then exchanges its outcome with all ranks.
+        """Runs a stage: calls `work`, then gathers the outcomes of all ranks.
 
         Args:
             stage: name of the stage, the same on all ranks.
@@ -177,7 +177,7 @@ class CoordinatedCall:
                     ),
                 )
         facts = [{"stage": o["stage"], **o["data"]} for o in shared]
-        self.agree(facts, "stage", "the stage", "Call the same on all ranks.")
+        self.agree(facts, "stage", "the stage", "Call the same function on all ranks.")
         return result, facts
 
     def agree(
@@ -186,12 +186,12 @@ class CoordinatedCall:
         """Raises on all ranks if the value of `key` differs between the ranks.
 
         Raises:
-            tfdist.MismatchError: the message has both values.
+            tfdist.MismatchError: the message shows two different values.
         """
         for rank, other in zip(self.ranks, facts, strict=True):
             if other[key] != facts[0][key]:
                 raise errors.MismatchError(
-                    f"The ranks differ in tfdist.{self.function}: {what} is "
+                    f"The ranks call tfdist.{self.function} differently: {what} is "
                     f"{facts[0][key]!r} on rank {self.ranks[0]} and {other[key]!r} on "
                     f"rank {rank}. {advice}"
                 )

@@ -7,12 +7,12 @@ from typing import Any
 
 
 class LocalVariables:
-    """Determines which trained variables are local to each rank.
+    """Selection of the trained variables that are local to each rank.
 
     Args:
         selection: list of variables and layers or models, or a function that takes a
-            variable and returns whether it is local. A layer or model includes all its
-            variables, also those that it creates later.
+            variable and returns whether it is local. A layer or model stands for all
+            its variables, including those that it creates later.
 
     Raises:
         TypeError: `selection` or an entry of the list has a wrong type.
@@ -55,7 +55,7 @@ class LocalVariables:
         return [i for i, v in enumerate(variables) if identity(v) in local]
 
     def listed(self) -> list[Any]:
-        """Returns all variables of the list and its layers; [] for a function."""
+        """Returns the variables in the list and of its layers; [] for a function."""
         if self._predicate is not None:
             return []
         members = (item.weights if is_layer(item) else [item] for item in self._listed)
@@ -63,7 +63,7 @@ class LocalVariables:
 
 
 def with_local_variable(local: LocalVariables | None, item: Any) -> LocalVariables:
-    """Returns local variables with one variable or layer added.
+    """Returns a selection of the variables in `local` and one more variable or layer.
 
     Raises:
         TypeError: `item` is neither a variable nor a layer.
@@ -77,7 +77,7 @@ def check_clips_each_alone(optimizer: Any) -> None:
     If some of these variables are local, the norm differs between the ranks.
 
     Args:
-        optimizer: Keras optimizer, or a wrapper of other optimizers (loss scale,
+        optimizer: Keras optimizer, or an optimizer that wraps others (loss scale,
             `MultiOptimizer`).
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -86,7 +86,7 @@ def check_clips_each_alone(optimizer: Any) -> None:
             raise ValueError(
                 "global_clipnorm cannot be used with local_variables: the norm over "
                 "all gradients would differ between the ranks, and so would the "
-                "updates of the variables that they share. Use clipnorm."
+                "updates of the variables that the ranks share. Use clipnorm."
             )
 
 
@@ -105,6 +105,6 @@ def _is_iterable(selection: Any) -> bool:
 
 
 def identity(variable: Any) -> int:
-    """Returns an id; a Keras variable has the id of its TensorFlow variable."""
+    """Returns the id of a TensorFlow variable, or of a Keras variable's `value`."""
     value = getattr(variable, "value", variable)
     return id(variable if callable(value) else value)

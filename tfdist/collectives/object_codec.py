@@ -1,7 +1,7 @@
 """Encodes plain data as bytes: None, numbers, text, arrays, and structures of these.
 
 The format is msgpack, with bounds on depth, items and bytes. Other objects raise an
-error that names their place in the structure. No code is ever sent.
+error that shows where they are in the structure. No code is ever sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 _TUPLE, _ARRAY, _SCALAR = 1, 2, 3
 _DTYPE = re.compile(r"[<>|=](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))\Z")
 # TensorFlow dtypes that have no NumPy code ("<V1"), or whose code NumPy cannot read
-# ("<f1"). They are sent by name. Only dtypes of all supported versions are listed.
+# ("<f1"). They are sent by name. Each is a dtype of all supported TensorFlow versions.
 _BY_NAME = {
     dtype.name: np.dtype(dtype.as_numpy_dtype)
     for dtype in (
@@ -49,7 +49,7 @@ def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
         The bytes, for `decode`.
 
     Raises:
-        TypeError: an object is not plain data; the message names its place.
+        TypeError: an object is not plain data; the message shows where it is.
         ValueError: too many levels, items or bytes.
 
     Example:
@@ -81,7 +81,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 class _Packer:
-    """Replaces tuples and arrays by extension types, and checks the bounds."""
+    """Converter of plain data to msgpack's types; checks the bounds."""
 
     def __init__(self) -> None:
         self._items = 0
@@ -111,7 +111,7 @@ class _Packer:
                 self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
                 for k, v in obj.items()
             }
-        # A subclass has more than numbers: a masked array has a mask.
+        # Subclasses are rejected: they have more than numbers, e.g. a mask.
         if kind in (np.ndarray, np.memmap):
             return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
         if isinstance(obj, np.generic) and kind is obj.dtype.type:
@@ -155,7 +155,7 @@ def _refusal(obj: Any, path: str) -> str:
     else:
         advice = (
             "send plain data (numbers, str, bytes, list, tuple, dict, NumPy arrays) and"
-            " build the object from it on the other side"
+            " build the object from it on the receiving ranks"
         )
     kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
     return f"Expected plain data at {path}, got {kind}: {advice}."
@@ -166,7 +166,7 @@ def _pack_array(array: np.ndarray, path: str) -> bytes:
     if not _is_known(name):
         raise TypeError(
             f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
-            "list for strings and objects; cast numbers to a type of NumPy, bfloat16, "
+            "list for strings and objects; cast numbers to a NumPy type, bfloat16, "
             "float8_e5m2, float8_e4m3fn, int4 or uint4."
         )
     return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
@@ -177,7 +177,7 @@ def _is_known(name: str) -> bool:
 
 
 class _Unpacker:
-    """Decodes, and checks the bounds again: peers may run a different version."""
+    """Decoder that checks the bounds again: the sender may run a different version."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

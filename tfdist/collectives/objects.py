@@ -1,4 +1,4 @@
-"""broadcast_object, allgather_object: exchange of small Python values between ranks.
+"""broadcast_object and allgather_object: send small Python objects between ranks.
 
 Only plain data can be sent (`collectives.object_codec`), unless all ranks have set
 TFDIST_OBJECTS=pickle (`core.pickling`).
@@ -20,8 +20,8 @@ _HEADER_WORDS = 3  # rank, status, length in bytes
 _HEADER_MAX_BYTES = (1 << 31) - 1  # largest length that the header can hold
 _OK, _REFUSED, _PICKLED = 0, 1, 2
 _CHOICE = (
-    f"Or set {pickling.VARIABLE}=pickle for all ranks, which then send each other any "
-    "object (docs/security.md)."
+    f"Or set {pickling.VARIABLE}=pickle for all ranks, which may then send any object "
+    "(docs/security.md)."
 )
 
 
@@ -40,14 +40,15 @@ def broadcast_object(
         obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
             have set `TFDIST_OBJECTS=pickle`. Used on `root` only.
         root: rank whose object is sent; default 0.
-        name: name that pairs the calls of the ranks. Default: they are paired by order.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: calls are matched in program order.
         max_bytes: largest size of the encoded object, in bytes; default 1 MiB, at most
             2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
-        The object, equal on all ranks. On `root`, it is a copy.
+        The object, equal on all ranks. On `root`, it is a copy of `obj`.
 
     Raises:
         TypeError: on `root`, if the object is not plain data or cannot be pickled.
@@ -92,16 +93,17 @@ def allgather_object(
     Args:
         obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
             have set `TFDIST_OBJECTS=pickle`. May differ between ranks.
-        name: name that pairs the calls of the ranks. Default: they are paired by order.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: calls are matched in program order.
         max_bytes: largest size of each encoded object, in bytes; default 1 MiB, at most
             2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         List of `size()` objects, with the object of rank r at index r; equal on all
-        ranks. For a process set, one object for each member, in rank order. The entry
-        is None for a rank that has joined (`tfdist.join`).
+        ranks. For a process set, one object for each member, in rank order. A rank that
+        has joined (`tfdist.join`) has the entry None.
 
     Raises:
         TypeError: this rank's object is not plain data, or cannot be pickled.
@@ -132,12 +134,12 @@ def gather_from_all(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """As `allgather_object`, but raises if a rank has joined.
+    """Gathers objects as `allgather_object` does, but raises if a rank has joined.
 
     Args:
         obj: plain data.
         function: name of the function that the ranks call, for messages.
-        name: name that pairs the calls of the ranks.
+        name: operation name; calls with the same name on different ranks are matched.
         max_bytes: largest size of each encoded object, in bytes.
         timeout_s: seconds to wait for the slowest rank.
         process_set: ranks that take part.
@@ -153,9 +155,9 @@ def gather_from_all(
     for rank in members_of(process_set):
         if rank not in objects:
             text = (
-                f"{function}: it needs every rank, and rank {rank} has joined. Call "
-                "tfdist.join() on the other ranks too, then call this on all ranks; or "
-                "call it on all ranks before the first rank joins."
+                f"{function}: it needs every rank, and rank {rank} has joined. Call it "
+                "on all ranks before the first rank joins, or after tfdist.join() has "
+                "returned on all ranks."
             )
             raise errors.MismatchError(
                 text,
@@ -172,13 +174,13 @@ def _exchange(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> dict[int, Any]:
-    """Allgathers one message of each rank: its object, or the reason for having none.
+    """Gathers one message from each rank: its object, or the reason why it has none.
 
     If an object was pickled, a second allgather reports whether all ranks could load
     it.
 
     Returns:
-        Rank → object, without the ranks that have joined.
+        Rank → object, for all ranks that have not joined.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -249,13 +251,13 @@ def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
 
 
 def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
-    """Returns the object in a message of `rank`; raises ValueError if it has none."""
+    """Returns the object in a message from `rank`; raises ValueError if it has none."""
     if status == _OK:
         return decode(data, max_bytes=max_bytes) if data else None
     if status != _PICKLED or not pickling.is_enabled():
         raise ValueError(
-            f"Expected plain data of rank {rank}, got an object of kind {status}; this "
-            f"job was not started with {pickling.VARIABLE}=pickle."
+            f"Expected plain data from rank {rank}, got an object of kind {status}; "
+            f"this job was not started with {pickling.VARIABLE}=pickle."
         )
     try:
         return pickling.unseal(data, f"rank {rank}: {call}", pickling.key())
@@ -266,7 +268,7 @@ def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -
 
 
 def _check(found: list[tuple[int, int, bytes]], action: str) -> None:
-    """Raises if a rank has reported that it could not do `action`."""
+    """Raises if a rank has reported that it could not perform `action`."""
     for rank, status, data in found:
         if status == _REFUSED:
             text = data.decode("utf-8", "replace")

@@ -30,7 +30,7 @@ _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
 
 def declare(variables: Iterable[Any]) -> None:
-    """Records that these variables are local to each rank (`local_variables`)."""
+    """Records that `variables` are local to each rank (`local_variables`)."""
     for variable in variables:
         _declared.set(tf_variable(variable), True)
 
@@ -41,7 +41,7 @@ def is_declared(variable: Any) -> bool:
 
 
 def note_broadcast(variables: Sequence[Any]) -> None:
-    """Records the variables of a `broadcast_variables` call: the state of one model."""
+    """Records that `variables` were broadcast in one call, as the state of a model."""
     key = tuple(map(identity, variables))
     _broadcast_lists[key] = [weakref.ref(variable) for variable in variables]
     # Another thread may remove the same lists.
@@ -50,7 +50,7 @@ def note_broadcast(variables: Sequence[Any]) -> None:
 
 
 def were_broadcast(variables: Sequence[Any]) -> bool:
-    """Returns whether any of these was in a list passed to `note_broadcast`."""
+    """Returns whether any of `variables` was in a list passed to `note_broadcast`."""
     identities = set(map(identity, variables))
     return any(
         not identities.isdisjoint(map(identity, listed))
@@ -59,10 +59,11 @@ def were_broadcast(variables: Sequence[Any]) -> bool:
 
 
 def broadcast_with(variables: Sequence[Any]) -> list[Any]:
-    """Returns existing variables that were broadcast in one list with any of these.
+    """Returns live variables that were broadcast in one list with any of `variables`.
 
-    Leaves out variables that Keras updates from each rank's own batches: moving
-    statistics, and states of metrics and of random number generators.
+    Excludes variables that Keras updates from each rank's own batches: moving
+    statistics, gradient accumulators, and states of metrics and of random number
+    generators.
     """
     identities = set(map(identity, variables))
     found: dict[int, Any] = {}
@@ -73,7 +74,7 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
 
 
 def _live_broadcast_lists() -> Iterator[list[Any]]:
-    """Yields the existing variables of each list; identities may have been reused."""
+    """Yields the live variables of each list: a freed variable's id may be reused."""
     for references in list(_broadcast_lists.values()):
         alive = (reference() for reference in references)
         yield [variable for variable in alive if variable is not None]
@@ -88,13 +89,14 @@ def shared_weights(model: keras.Model) -> list[Any]:
 def per_rank_states(model: keras.Model) -> list[Any]:
     """Returns non-trainable weights that by design depend on each rank's own batches.
 
-    These are the moving statistics of batch normalisations that are not synchronised,
-    and the states that a stateful recurrent layer carries to the next batch.
+    These are the moving statistics of batch normalization layers that are not
+    synchronized, and the states that a stateful recurrent layer carries to the next
+    batch.
     """
     own: list[Any] = []
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
-            if not hasattr(layer, "_tfdist_own"):  # the class of a synchronised layer
+            if not hasattr(layer, "_tfdist_own"):  # an attribute of synchronized layers
                 own += layer.non_trainable_variables
         elif getattr(layer, "stateful", False) is True:
             own += layer.non_trainable_variables
@@ -108,6 +110,6 @@ def _has_per_rank_name(variable: Any) -> bool:
 
 
 def tf_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable of a Keras variable; others unchanged."""
+    """Returns a Keras variable's TensorFlow variable; other variables unchanged."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value

@@ -13,7 +13,7 @@ from tfdist.core.process_sets import ProcessSet, members_of
 
 
 class ReduceOp(enum.IntEnum):
-    """How a reduction combines the values of the ranks.
+    """Operation with which a reduction combines the values of the ranks.
 
     ===================================  ==========================================
     dtype                                operations
@@ -26,20 +26,20 @@ class ReduceOp(enum.IntEnum):
     ===================================  ==========================================
 
     - float16 and bfloat16 are accumulated in float32 and rounded once.
-    - Integers wrap, as in NumPy. AVERAGE divides the sum by the number of ranks. For
-      integers, this is the wrapped sum, and the quotient is rounded towards zero. Cast
+    - Integer overflow wraps around, as in NumPy. AVERAGE divides the sum by the number
+      of ranks. For integers, it divides the wrapped sum and rounds toward zero. Cast
       small integer types before averaging: the uint8 average of 200 and 200 is 72.
-    - MIN and MAX propagate NaN. For zeros of different sign the result may be either
-      zero, the same on all ranks. For bool, they are `and` and `or`, as in NumPy. SUM
-      raises an error for bool, because it could mean a count (cast to int32) or an `or`
-      (LOGICAL_OR).
+    - MIN and MAX propagate NaN. If zeros have different signs, the result may be either
+      zero, but it is the same on all ranks. For bool, MIN is `and` and MAX is `or`, as
+      in NumPy. SUM raises an error for bool, because it could mean a count (cast to
+      int32 for that) or an `or` (use LOGICAL_OR).
     - LOGICAL_* treat every nonzero number as true, as NumPy's `logical_and` does. The
       result keeps the dtype and is 0 or 1. LOGICAL_XOR is true if the value is true on
-      an odd number of ranks. They are not bitwise operations.
+      an odd number of ranks. LOGICAL_* are not bitwise operations.
     - ADASUM adds tensors that are orthogonal, and averages tensors that are equal. For
       two ranks, the result is `(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`; for
       more, ranks 0 and 1 are combined, ranks 2 and 3, then both results, and so on.
-      Each tensor of a list is reduced by itself. The number of ranks has to be a power
+      Each tensor of a list is reduced separately. The number of ranks has to be a power
       of two, and only `allreduce`, `grouped_allreduce`, `DistributedGradientTape` and
       `DistributedOptimizer` support it. Source: Maleki et al., Scaling Distributed
       Training with Adaptive Summation, MLSys 2021 (arXiv:2006.02924).
@@ -60,7 +60,7 @@ _OPS = frozenset(ReduceOp)
 
 
 def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
-    """Raises if the core cannot reduce tensors of `dtype` by `op`.
+    """Raises if tensors of `dtype` cannot be reduced with `op`.
 
     Raises:
         ValueError: `op` is not a `ReduceOp`.

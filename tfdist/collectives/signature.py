@@ -1,7 +1,7 @@
 """Checks that all ranks have the same list of variables or gradients.
 
 A list is described by lines of text (path, dtype, shape) and one line of options. All
-lines must be equal on all ranks. The ranks compare a list once in a world; later calls
+lines must be equal on all ranks. The ranks compare a list once per world; later calls
 with the same list send no message.
 """
 
@@ -28,15 +28,15 @@ class _AgreedLists:
     """Lists that the ranks of this world have compared.
 
     Attributes:
-        found: (process set, description) → the id of the list, and which flags are set
-            on any rank.
+        found: (process set, description) → the id of the list, and for each flag
+            whether it is set on any rank.
     """
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, str], tuple[str, list[bool]]] = {}
 
     def close(self) -> None:
-        """Does nothing, because nothing is open."""
+        """Does nothing, because there is nothing to close."""
 
 
 def agree(
@@ -53,7 +53,7 @@ def agree(
     Args:
         lines: one line for each variable; see `describe_variable`.
         options: one line with the operation on the variables and its options.
-        process_set: ranks that call it; default: all ranks.
+        process_set: ranks that make the call; default: all ranks.
 
     Raises:
         tfdist.MismatchError: on all ranks, if the lists or the options differ.
@@ -66,13 +66,13 @@ def find_registered(
 ) -> tuple[str, list[bool]] | None:
     """Returns the result of an earlier `register` call for the same list.
 
-    This includes calls of the other ranks while this rank had joined.
+    This includes lists that the other ranks registered while this rank had joined.
 
     Args:
         lines: one line for each variable.
         options: one line with the operation on the variables and its options.
         count: number of flags.
-        process_set: ranks that have called it; default: all ranks.
+        process_set: ranks that have registered the list; default: all ranks.
 
     Returns:
         The id of the list and its flags, or None for a new list.
@@ -94,13 +94,13 @@ def register(
     process_set: ProcessSet | None,
     hint: Callable[[native.CoreError], str],
 ) -> tuple[str, list[bool]]:
-    """Compares a list across the ranks, once in a world, and combines its flags.
+    """Compares a list across the ranks, once per world, and combines its flags.
 
     Args:
         lines: one line for each variable.
         options: one line with the operation on the variables and its options.
-        flags: may differ between ranks.
-        process_set: ranks that call it; default: all ranks.
+        flags: flags of this rank, which may differ between ranks.
+        process_set: ranks that make the call; default: all ranks.
         hint: returns the advice at the end of the message for a mismatch.
 
     Returns:
@@ -132,7 +132,7 @@ def register(
 
 
 def registered_lists() -> list[tuple[str, list[bool]]]:
-    """Returns the lists of all ranks that are registered: description and flags."""
+    """Returns description and flags of each list that is registered for all ranks."""
     return [
         (description, flags)
         for (process_set, description), (_, flags) in list(_agreed_lists().items())
@@ -141,11 +141,11 @@ def registered_lists() -> list[tuple[str, list[bool]]]:
 
 
 def register_again(lists: Sequence[tuple[str, list[bool]]]) -> None:
-    """Registers lists of an earlier generation of the world in the current one.
+    """Registers lists of an earlier generation of an elastic job in the current one.
 
     Graphs that were traced in the earlier generation can then run in this one, because
-    the id of a list depends only on its description. All ranks call it with the same
-    lists, in the same order.
+    the id of a list depends only on its description. All ranks must pass the same
+    lists in the same order.
 
     Args:
         lists: result of `registered_lists`, on one rank of the earlier generation.
@@ -162,7 +162,7 @@ def register_again(lists: Sequence[tuple[str, list[bool]]]) -> None:
 
 
 def describe_variable(variable: Any, dtype: Any = None) -> str:
-    """Returns one line for a variable with path, dtype and shape, for `agree`."""
+    """Returns a line with the path, dtype and shape of a variable, for `agree`."""
     path = " ".join(path_of(variable).split())
     shape = variable.shape  # even the rank of a tf.Variable's shape may be unknown
     is_open = isinstance(shape, tf.TensorShape) and shape.rank is None
@@ -176,7 +176,7 @@ def path_of(variable: Any) -> str:
 
 
 def _list_name(options: str) -> str:
-    """Returns the name that distinguishes lists of different threads, as in the core.
+    """Returns a list's name, which must differ between threads; the core uses the same.
 
     Example:
         >>> from tfdist.collectives.signature import _list_name
@@ -215,7 +215,7 @@ def _public_error(
         message = f"{error.message} ({hint(error)})"
         error = native.CoreError(error.code, message, error.payload)
     public = errors.from_core(error)
-    # Otherwise AutoGraph raises its own class instead.
+    # Otherwise AutoGraph raises an exception class of its own.
     public.ag_pass_through = True  # type: ignore[attr-defined]
     return public
 

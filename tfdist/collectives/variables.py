@@ -25,19 +25,20 @@ def broadcast_variables(
     The ranks first compare their lists, so that a difference in paths, shapes or dtypes
     raises an error before anything is changed. Then a few operations send all values.
 
-    A `keras.layers.Normalization` computes with values derived from its variables. Call
+    A `keras.layers.Normalization` layer caches values derived from its variables. Call
     its `finalize_state()` afterwards. (`BroadcastInitialState` does this.)
 
     Args:
         variables: Keras variables, `tf.Variable`s, or both, in the same order on every
             rank; e.g. `model.weights + model.optimizer.variables`.
         root: rank whose values all other ranks get; default 0.
-        process_set: ranks that take part. Only these call it. Default: all ranks.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Raises:
         TypeError: an entry is not a variable, or its dtype cannot be sent.
         ValueError: `root` is not a rank, or not in `process_set`.
-        tfdist.MismatchError: the ranks' variables differ.
+        tfdist.MismatchError: the lists of variables, or the roots, differ between the
+            ranks.
         tfdist.RankFailedError: a rank failed; the message names it.
 
     Example:
@@ -75,5 +76,5 @@ def _check_variable(variable: Any) -> None:
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
         raise TypeError(
             f"Variable {signature.path_of(variable)} has dtype {dtype.name}, which "
-            "cannot be sent. Leave it out of the list."
+            "cannot be sent. Remove it from the list."
         )

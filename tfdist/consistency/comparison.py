@@ -1,4 +1,4 @@
-"""Compares the states of the ranks in eager mode; a small reduction if equal."""
+"""Compares the ranks' training states in eager mode, with one reduction if equal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 
 _logger = logging.getLogger("tfdist")
-# Names of variables and hashes. This is enough for 32,000 variables with paths of 200
-# characters.
+# Largest size of a rank's state (names and hashes of variables). It is enough for
+# 32,000 variables with paths of 200 characters.
 _MAX_BYTES = 8 << 20
 
 
@@ -29,7 +29,7 @@ def is_on() -> bool:
 
 
 def only_warns(text: str) -> bool:
-    """If `TFDIST_WEIGHT_CHECK=warn`, logs a difference and returns True; else False."""
+    """Returns whether `TFDIST_WEIGHT_CHECK=warn`; if so, logs `text` as a warning."""
     warns = bool(runtime.setting(SETTING) == "warn")
     if warns:
         _logger.warning("%s", text)
@@ -46,8 +46,9 @@ def equal_on_all_ranks(
     complements of each other.
 
     Args:
-        numbers: integers from -2**63 to 2**63 - 1, equally many on every rank.
-        name: name that pairs the calls of the ranks.
+        numbers: integers from -2**63 to 2**63 - 1, the same number of them on every
+            rank.
+        name: operation name; calls with the same name on different ranks are matched.
         process_set: ranks that call it; None: all ranks.
     """
     own = np.asarray(numbers, np.int64)
@@ -76,12 +77,13 @@ def compare(
         when: time of the comparison, for the message, e.g. "at the end of epoch 1".
         process_set: ranks that train together; None: all ranks.
         is_first: whether the ranks may have started with different weights.
-        name: name that pairs the calls of the ranks.
+        name: operation name; calls with the same name on different ranks are matched.
         advice: sentences at the end of the error message.
 
     Raises:
         tfdist.MismatchError: on all ranks, if the states differ. The message names the
-            first variable that differs, or the callback that would decide differently.
+            first variable that differs, or the callback that could decide differently
+            on different ranks.
     """
     if len(members_of(process_set)) == 1:
         return

@@ -23,7 +23,7 @@ SETTING = "TFDIST_WEIGHT_CHECK"
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """The state of the training on one rank, as exchanged between the ranks.
+    """The state of the training on one rank, which is sent to the other ranks.
 
     Attributes:
         rank: the rank.
@@ -34,8 +34,8 @@ class RankState:
             already sent the values of one rank to all ranks.
         decisions: plain values on which callbacks base decisions, by name, e.g.
             {"EarlyStopping.best": 0.25}.
-        monitors: for each callback in `decisions`, the name that it monitors in the
-            logs.
+        monitors: for each callback in `decisions`, the key of the logs that the
+            callback monitors.
     """
 
     rank: int

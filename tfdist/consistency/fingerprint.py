@@ -61,12 +61,15 @@ def digest_of_fingerprints(numbers: Sequence[int]) -> int:
 
 
 def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tensor:
-    """Returns the hashes of the variables when the graph runs: int64 of shape [n].
+    """Returns an int64 tensor with a hash of each variable at the time the graph runs.
 
     Args:
-        variables: at least one Keras or TensorFlow variable.
-        limit_bytes: number of bytes hashed at most; the rest of a larger variable is
-            ignored.
+        variables: n Keras or TensorFlow variables, at least one.
+        limit_bytes: largest number of bytes of a variable that are hashed; the rest of
+            a larger variable is ignored.
+
+    Returns:
+        A tensor of shape [n].
     """
     hashes = []
     for variable in variables:

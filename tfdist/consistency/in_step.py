@@ -1,11 +1,11 @@
 """Compares weights within training steps, unless a tfdist callback compares them.
 
 The ranks compare the weights that the step updates and the other weights of the same
-model. They do so in steps 2, 4, 8, ..., 1024 that reduce a gradient list, and then in
-every 1024th such step. In a `tf.function` the comparison is a branch of the graph. All
-ranks count the reductions of a list, so all ranks take the branch in the same step. The
-first step is skipped: programs may broadcast the initial weights after it, when the
-optimizer has created its variables.
+model. Of the steps that reduce a gradient list, they do so in steps 2, 4, 8, ..., 1024,
+and then in every 1024th step. In a `tf.function` the comparison is a branch of the
+graph. All ranks count the reductions of a gradient list, so all ranks take the branch
+in the same step. The first step is skipped: programs may broadcast the initial weights
+only after the first step, when the optimizer has created its variables.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from tfdist.core.rendezvous import renewal
 
 FIRST_CHECK = 2
 _DENSE_UP_TO = 1024
-# Number of bytes hashed of a larger variable, so that a step stays fast.
+# Largest number of bytes of a variable that are hashed, so that a step stays fast.
 _LIMIT_BYTES = 64 << 20
 
 _Key = tuple[int, str]  # number of the process set, id of the gradient list
 
 
 class _Counts:
-    """Numbers of reductions of each gradient list in this world.
+    """The number of reductions of each gradient list in this world.
 
-    Several threads may count at the same time. Each of them reduces other lists, and
-    the dictionaries are read, changed and copied by atomic operations only.
+    Several threads may count at the same time. Each thread reduces its own gradient
+    lists, and the dictionaries are read, changed and copied by atomic operations only.
     """
 
     def __init__(self) -> None:
@@ -74,11 +74,15 @@ class _Counts:
         return self._graph[key]
 
     def of_graphs(self) -> dict[_Key, tf.Variable]:
-        """Returns the counts that graphs increase."""
+        """Returns the counts that graphs increment."""
         return self._graph.copy()
 
     def take_over(self, of_graphs: Mapping[_Key, tf.Variable]) -> None:
-        """Uses the counts that graphs of an earlier world increase, from 0 on."""
+        """Takes over the counts that an earlier world's graphs increment; resets them.
+
+        Args:
+            of_graphs: result of `of_graphs` in the earlier world.
+        """
         for key, count in of_graphs.items():
             count.assign(0)
             self._graph[key] = count
@@ -123,17 +127,17 @@ def compare_in_step(
 
     Args:
         variables: variables whose gradients are reduced, without local variables.
-        reduced: the reduced gradients, with None entries. In a graph the step fails
-            after these, so that no rank cancels an operation for which other ranks
-            wait.
+        reduced: the reduced gradients; entries may be None. In a graph, the step fails
+            only after they are reduced, so that no rank cancels an operation for which
+            other ranks wait.
         list_id: id of the gradient list.
         process_set: ranks that reduce; None: all ranks.
         advice: sentences at the end of the error message.
 
     Returns:
-        `reduced`. In a graph, one of the gradients waits for the comparison. A check of
-        the gradients then fails the step only when no rank waits for this rank any
-        more.
+        `reduced`. In a graph, one of the gradients depends on the comparison. If the
+        program checks the gradients, the check then fails the step only when no other
+        rank waits for this rank in the comparison.
 
     Raises:
         tfdist.MismatchError: on all ranks in eager mode, if the weights differ. In a
@@ -163,7 +167,7 @@ def compare_in_step(
 
 
 def may_have_other_ranks(process_set: ProcessSet | None = None) -> bool:
-    """Returns whether there may be other ranks when a step that is traced now runs."""
+    """Returns whether a step that is traced now may run with other ranks."""
     return len(members_of(process_set)) > 1 or renewal.is_elastic(os.environ)
 
 
@@ -286,7 +290,7 @@ def _model_in_step() -> keras.Model | None:
 
 
 def _callbacks_compare() -> bool:
-    """Returns whether this is in a `fit` with a tfdist callback, which compares."""
+    """Returns whether a tfdist callback of the running `fit` compares the weights."""
     for frame in _frames():
         if frame.f_code.co_name != "fit":
             continue
@@ -307,12 +311,12 @@ def _counts() -> _Counts:
 
 
 def counts_in_graphs() -> dict[_Key, tf.Variable]:
-    """Returns the counts that traced functions of this world increase."""
+    """Returns the counts that traced functions of this world increment."""
     return _counts().of_graphs()
 
 
 def restart_counts(of_graphs: Mapping[_Key, tf.Variable]) -> None:
-    """Lets traced functions of an earlier world count from 0 in this one.
+    """Lets traced functions of an earlier world count from 0 in the current world.
 
     Args:
         of_graphs: result of `counts_in_graphs` in the earlier world.

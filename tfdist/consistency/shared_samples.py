@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Largest number of exchanged hashes, of all ranks together and of one rank.
+# Largest number of hashes that are compared: of all ranks together, and of one rank.
 _MAX_HASHES = 1 << 16
 _MAX_HASHES_OF_A_RANK = 4096
 _MIN_PAIRS = 3
-# If data contain equal samples, they also occur within a rank, at about the same rate.
+# If the data contain duplicates, they also occur within a rank, at about the same rate.
 _MIN_RATE_RATIO = 4.0
 
 
@@ -53,13 +53,13 @@ def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
     pairs_across = sum(sizes) ** 2 - pairs_within
     if equal_across < 2 * _MIN_PAIRS:
         return False
-    # Leave out the pairs of a sample with itself.
+    # Exclude the pairs of a sample with itself.
     rate_within = (equal_within - sum(sizes)) / max(1, pairs_within - sum(sizes))
     return bool(equal_across / pairs_across > _MIN_RATE_RATIO * rate_within)
 
 
 def common_samples(hashes: Sequence[np.ndarray]) -> tuple[int, int]:
-    """Returns the rank that shares the most samples with others, and their number.
+    """Returns the rank that shares the most samples with others, and how many.
 
     Args:
         hashes: as in `have_shared_samples`, for at least two ranks.
@@ -122,7 +122,7 @@ class SampleTap:
 
 
 def can_hash_samples(dataset: Any) -> bool:
-    """Returns whether a dataset gives batches of dense tensors that can be hashed."""
+    """Returns whether a dataset yields batches of dense tensors that can be hashed."""
     if not isinstance(dataset, tf.data.Dataset):
         return False
     leaves = tf.nest.flatten(dataset.element_spec, expand_composites=False)
@@ -133,7 +133,7 @@ def can_hash_samples(dataset: Any) -> bool:
 
 
 def _sample_hashes(element: Any) -> tf.Tensor:
-    """Returns an int64 hash of each sample of a batch, over all its tensors."""
+    """Returns an int64 hash of each sample, over all tensors of the batch."""
     rows = []
     for tensor in tf.nest.flatten(element):
         count = tf.shape(tensor)[0]

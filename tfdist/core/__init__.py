@@ -1,1 +1,1 @@
-"""The native library through ctypes, the world of ranks, and their errors."""
+"""Bindings to the native library, the world of ranks, and the error classes."""

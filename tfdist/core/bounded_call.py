@@ -1,4 +1,4 @@
-"""Calls functions of C libraries that may wait forever."""
+"""Calls C library functions that may block forever, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 
 class BoundedThread:
-    """A thread that runs functions, one after the other, for callers with a deadline.
+    """A thread that runs functions one after another, for callers with a deadline.
 
-    Libraries such as MPI have to be started and ended by the same thread.
+    Libraries such as MPI must be initialized and finalized by the same thread.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
 
     Attributes:
-        is_stuck: whether a call was given up before its function returned.
+        is_stuck: whether a call timed out or was interrupted before its function
+            returned.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,12 +38,13 @@ class BoundedThread:
         """Returns the result of `function`.
 
         Args:
-            function: must not raise.
-            deadline: monotonic time until which it has to return; None: no limit.
+            function: function without arguments; it must not raise.
+            deadline: `time.monotonic()` time by which `function` must return; None: no
+                limit.
 
         Raises:
-            TimeoutError: `function` has not returned by then. It still runs, and may
-                never end; then no later call does either.
+            TimeoutError: `function` has not returned by the deadline. It is still
+                running, and later functions run only after it returns.
         """
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         limit_s = None if deadline is None else max(0.01, deadline - time.monotonic())

@@ -1,10 +1,10 @@
 """Engine interface and selection of the engine that runs all collectives.
 
 `TFDIST_ENGINE` selects the engine and must be equal on all ranks. "native" (the
-default) is the core itself. "mpi" is the core too, whose links between hosts send data
-by the site's MPI (`tfdist.core.mpi`). Other names are modules of
+default) is the core itself. "mpi" is also the core, but its links between hosts send
+data over the site's MPI (`tfdist.core.mpi`). Other names are modules of
 `tfdist.collectives.engines`. With every engine, the core connects the ranks, compares
-their settings and detects failures; such a module replaces only the TensorFlow
+their settings and detects failures; an engine's module replaces only the TensorFlow
 operations. This module does not need TensorFlow, but loading an engine does.
 
 To add an engine, write a module `collectives/engines/<name>.py` with a function `make()
@@ -58,7 +58,7 @@ class Engine(Protocol):
         """
 
     def refusal(self, dtype: int, op: int) -> str | None:
-        """Returns why `op` cannot reduce `dtype` (TensorFlow's number), or None."""
+        """Returns why `op` cannot reduce TensorFlow's dtype number `dtype`, or None."""
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """Adds a process set; all ranks call it after they have agreed on the set."""
@@ -93,7 +93,7 @@ def names() -> list[str]:
 
 
 def requested() -> str:
-    """Returns the name in the environment, after checking it.
+    """Returns the name of the engine from the environment, after checking it.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -111,9 +111,10 @@ def requested() -> str:
 
 @functools.cache
 def first() -> tuple[str, Engine | None]:
-    """Returns the name of this process's engine, and the engine if it is a module's.
+    """Returns the name of this process's engine, and its `Engine` object or None.
 
-    A process keeps its first engine, because functions are traced for this engine.
+    The object is None if the engine is the core. A process keeps its first engine,
+    because its functions are traced for that engine.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -126,7 +127,7 @@ def first() -> tuple[str, Engine | None]:
 
 
 def chosen() -> Engine | None:
-    """Returns the module's engine of this process, or None if the core is the engine.
+    """Returns this process's `Engine` object, or None if the core is the engine.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -135,7 +136,7 @@ def chosen() -> Engine | None:
 
 
 def uses_mpi() -> bool:
-    """Returns whether the core of this process sends data by MPI."""
+    """Returns whether the core of this process sends data over MPI."""
     return first()[0] == mpi.NAME
 
 
@@ -155,7 +156,7 @@ def check_unchanged() -> None:
 
 
 def refuse(what: str) -> None:
-    """Raises if the selected engine is not native; only the native one supports `what`.
+    """Raises unless the core is the engine, because only the core supports `what`.
 
     Raises:
         UnsupportedError: the message names the engine and `what`.

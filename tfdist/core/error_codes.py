@@ -17,10 +17,10 @@ class CoreError(RuntimeError):
     """An error of the core or of the rendezvous.
 
     Attributes:
-        code: TensorFlow's number of the error class, e.g. 10 (aborted).
+        code: TensorFlow's error code, e.g. 10 (ABORTED).
         message: description of the error.
         payload: the machine-readable record with "kind", "rank", "host", "pid",
-            "tensor", "cause" and "detail". Empty fields are left out.
+            "tensor", "cause" and "detail". Empty fields are omitted.
     """
 
     def __init__(

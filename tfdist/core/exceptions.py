@@ -1,4 +1,4 @@
-"""The error classes of `tfdist.errors`, and conversion of core errors to these."""
+"""The error classes of `tfdist.errors`, and the conversion of core errors to them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ErrorRecord:
             "threads", "timeout", "not_initialized", "cancelled", "invalid_argument"
             or "internal".
         rank: rank at fault, or None.
-        host: host of this rank; "" if unknown.
-        pid: process id of this rank; None if unknown.
+        host: host of the rank at fault; "" if unknown.
+        pid: process id of the rank at fault; None if unknown.
         tensor: name of the tensor or gradient list concerned, or "".
         cause: description of what happened.
         detail: details, such as both values of a mismatch or the missing ranks.
-        committed_step: with `TFDIST_ATOMIC_STEPS=1`, the last gradient step, which
-            every surviving rank has applied completely; None if unknown.
+        committed_step: with `TFDIST_ATOMIC_STEPS=1`, the last gradient step that every
+            surviving rank has applied completely; None if unknown.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class MismatchError(_WithRecord, tf.errors.FailedPreconditionError):
 class RankFailedError(_WithRecord, tf.errors.AbortedError):
     """A rank died, failed or left; the message and `record` name the rank.
 
-    The weights may be only partly updated by this step: restart from the last
+    The failed step may have updated only some of the weights: restart from the last
     checkpoint.
     """
 
@@ -88,10 +88,10 @@ class RankFailedError(_WithRecord, tf.errors.AbortedError):
 class EvictedError(RankFailedError):
     """This rank was removed from the job although it is running, and must exit.
 
-    The other ranks decided without it, because it was stopped or cut off from them
-    (kind "evicted"). Or this rank has lost contact with so many ranks, some of which
-    may be alive, that it cannot know their decision (kind "no_majority"). `record` then
-    names the rank that it lost first.
+    There are two kinds. "evicted": the other ranks decided without this rank, because
+    it was stopped or cut off from them. "no_majority": this rank has lost contact with
+    so many ranks that it cannot know their decision, as some of them may be alive;
+    `record` names the first rank that it lost.
     """
 
     KIND = "evicted"
@@ -100,15 +100,15 @@ class EvictedError(RankFailedError):
 class ThreadError(_WithRecord, tf.errors.FailedPreconditionError):
     """Two threads of this rank use operations of the same name.
 
-    The ranks pair calls with the same name by their order. This order is the same on
-    all ranks only if one thread makes the calls. The job ends.
+    Calls with the same name on different ranks are matched by their order. This order
+    is the same on all ranks only if one thread makes the calls. The job ends.
     """
 
     KIND = "threads"
 
 
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
-    """A running rank was too late; the message names the rank and the tensor."""
+    """A rank that still runs missed a deadline; the message names rank and tensor."""
 
     KIND = "timeout"
 
@@ -176,7 +176,7 @@ def _of_engine(error: BaseException) -> Exception | None:
 
 
 def from_core(error: CoreError) -> Exception:
-    """Returns the public exception for an error of the core or the rendezvous."""
+    """Converts an error of the C++ core or of the rendezvous to a public exception."""
     record = _record(error.payload)
     cls = _CLASSES.get(record.kind)
     if cls is not None:
@@ -186,7 +186,7 @@ def from_core(error: CoreError) -> Exception:
 
 
 class translate:  # noqa: N801 - reads as a function, and is entered by every eager call
-    """Converts core and operation errors raised in the block to tfdist's classes."""
+    """A context manager that converts errors of the C++ core to tfdist errors."""
 
     def __enter__(self) -> None:
         pass
@@ -202,7 +202,7 @@ class translate:  # noqa: N801 - reads as a function, and is entered by every ea
 
 
 def _bare(error: tf.errors.OpError) -> Exception | None:
-    """Converts a core error that has no class in tfdist; keeps its message."""
+    """Converts a core error that has no class in tfdist; keeps the core's message."""
     message = _payload(getattr(error, "experimental_payloads", None) or {}).get(
         "message"
     )

@@ -1,9 +1,11 @@
 """Reports the exception that ends a rank's program.
 
-A rank whose own code failed prints its traceback. A rank that ends only because another
-rank failed prints one line, and reports the failed rank to the launcher, because its
-exception hook may run first. A program that ends without an error may still have
-trained separate models on the ranks.
+A rank whose own code failed prints its traceback. A rank that exits only because
+another rank failed prints one line. It also reports the failed rank to the launcher,
+because its exception hook may run before the hook of the failed rank.
+
+A program that exits without an error may still have trained a separate model on each
+rank. `unreduced_training` returns a warning in this case.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def culprit_rank(error: BaseException, own_rank: int | None) -> int | None:
-    """Returns the other rank that caused an exception, or None."""
+    """Returns the rank, other than this one, that caused an exception, or None."""
     found = find_culprit(error, own_rank)
     return found[0] if found else None
 
@@ -76,14 +78,14 @@ def culprit_rank(error: BaseException, own_rank: int | None) -> int | None:
 def find_culprit(
     error: BaseException, own_rank: int | None
 ) -> tuple[int, BaseException] | None:
-    """Returns the other rank that caused an exception, and the error that names it.
+    """Returns the rank, other than this one, that caused an exception, and the error.
 
     Args:
         error: any exception, including one raised because of a tfdist error.
         own_rank: this rank; None if unknown.
 
     Returns:
-        The rank and the error, or None if no other rank is at fault.
+        The rank and the error that names it, or None if no other rank is at fault.
     """
     for one in chain(error):
         found = to_tfdist_error(one) or one
@@ -103,9 +105,9 @@ def find_culprit(
 
 
 def without_libraries(text: str, folders: Sequence[str]) -> str:
-    r"""Removes the frames of libraries from a traceback, or a message with one.
+    r"""Removes library frames from a traceback, or from a message that contains one.
 
-    Keeps one of several consecutive empty lines.
+    Also replaces consecutive empty lines with one empty line.
 
     Args:
         text: traceback. Each line `File "PATH", line N` is removed together with the
@@ -135,7 +137,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
 
 
 def library_folders() -> list[str]:
-    """Returns the folders of the libraries; [] if Keras is set to show its frames."""
+    """Returns the libraries' folders; [] if Keras's traceback filtering is disabled."""
     keras = sys.modules.get("keras")
     with contextlib.suppress(AttributeError):
         if keras and not keras.config.is_traceback_filtering_enabled():
@@ -145,7 +147,7 @@ def library_folders() -> list[str]:
 
 
 def location(error: BaseException, folders: Sequence[str]) -> str:
-    """Returns the position in the program: the innermost frame outside of libraries."""
+    """Returns ", at FILE:LINE" of the innermost frame outside the libraries, or ""."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
             return f", at {os.path.basename(frame.filename)}:{frame.lineno}"
@@ -157,10 +159,12 @@ def location(error: BaseException, folders: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Notice:
-    """The text to print when an exception ends the program; if empty, its traceback.
+    """The text to print for an uncaught exception, instead of Python's traceback.
+
+    If both attributes are empty, Python's traceback is printed.
 
     Attributes:
-        line: line that replaces the traceback.
+        line: one line to print instead of a traceback.
         traceback: traceback without the frames of libraries.
     """
 
@@ -217,7 +221,7 @@ def report_end(error: BaseException, rank: int | None) -> Notice:
 
 
 def _of_an_operation(error: BaseException) -> bool:
-    """Returns whether an operation raised it: after a failure, all operations do."""
+    """Returns whether an operation raised `error`; after a failure, all of them do."""
     return isinstance(error, native.CoreError) or hasattr(
         error, "experimental_payloads"
     )
@@ -241,7 +245,8 @@ def unreduced_training(size: int, finished: int) -> str | None:
     """Returns the warning for a program that trained but reduced no gradients.
 
     Called at the end of a program in which no tape or optimizer of tfdist has reduced
-    gradients. Keras's objects show whether the program trained.
+    gradients. The state of Keras's optimizers and models shows whether the program
+    trained.
 
     Args:
         size: number of ranks.

@@ -20,12 +20,12 @@ _state = _State()
 
 
 def begin(rank: int) -> None:
-    """Starts a world in which this process is `rank`."""
+    """Records that a world has started in which this process is rank `rank`."""
     _state.own_process, _state.failure = (os.getpid(), rank), None
 
 
 def end() -> None:
-    """Ends the world; keeps the recorded failure."""
+    """Records that the world has ended; keeps the recorded failure."""
     _state.own_process = None
 
 

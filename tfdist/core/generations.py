@@ -1,12 +1,13 @@
 """Moves this process of an elastic job from one generation of the world to the next.
 
 A generation ends for all of its ranks when one of them is lost, or when a newcomer is
-ready to join. The ranks that are left then ask tfdistrun for their places
-(`rendezvous.renewal`), connect again, and share the state of the training.
+ready to join. The remaining ranks then ask tfdistrun for their rank and size in the
+next generation (`rendezvous.renewal`), reconnect, and share the state of the training.
 
-It also ends after a step when a rank leaves because it got SIGTERM, because it is slow
-and is replaced (`tfdist.callbacks.Stragglers`), or because the job shrinks. The ranks
-agree on the step through tfdistrun, so no rank loses one (`tfdist.launch.membership`).
+A generation also ends when a rank leaves the job: because it got SIGTERM, because it is
+slow and is replaced (`tfdist.callbacks.Stragglers`), or because the job shrinks. The
+ranks agree through tfdistrun on the step after which the generation ends, so no rank
+has to undo a step (`tfdist.launch.membership`).
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ _AGREE_S = 30.0  # for the ranks to agree on the last step of a generation
 _AGREE_STEP_S = 0.02
 _ABORT_S = 2.0
 _RECONNECT_S = 30.0
-# Kinds of errors after which this rank goes on. The ranks cannot decide without a
-# majority which of them are lost, and may exclude a rank that was only stopped. In an
-# elastic job, tfdistrun decides: it kills the ranks that must not go on.
+# Kinds of errors after which this rank continues. Without a majority, the ranks cannot
+# decide which of them are lost, and a majority may exclude a rank that was only
+# stopped. In an elastic job, tfdistrun decides, and kills the ranks that must not
+# continue.
 _LOST = ("rank_failed", "shutdown", "no_majority", "evicted")
 
 
 class Generations:
-    """The generations of an elastic job, as one of its processes sees them.
+    """This process's view of the generations of an elastic job.
 
     Args:
         hides_failures: whether an allreduce that fails because a rank was lost returns
-            the rank's own values, so that the step runs to its end, where it is undone.
-            Otherwise it raises.
-        progress: function that returns the number of commits of this rank, and the one
-            after which it takes no more steps. With it, the rank hands over on SIGTERM,
-            and when the job shrinks: call `ends_after_commit` after each commit. None:
-            SIGTERM has its usual effect, and a job that shrinks ends the generation as
-            it does for newcomers.
+            this rank's own values instead of raising. The step then runs to its end,
+            where it is undone.
+        progress: function that returns this rank's number of commits, and the number
+            after which it takes no more steps. If given, this rank hands over on
+            SIGTERM and when the job shrinks; call `ends_after_commit` after each
+            commit. If None, SIGTERM has its usual effect, and when the job shrinks, the
+            generation ends as it does for newcomers.
 
     Attributes:
         is_elastic: whether the job is elastic (`tfdistrun --min-np`).
         is_newcomer: whether this process was started after the job began (in place of
             another, as a spare, or because the job grows) and has not joined yet.
-        is_last: whether the job is preempted: the ranks save their state, which is
-            equal, and end with `exit_preempted`.
+        is_last: whether the job is preempted. All ranks then save their state, which is
+            the same, and exit with `exit_preempted`.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Generations:
         self._is_done = False  # the training has ended
         self.is_last = False
         self.is_elastic = renewal.is_elastic(os.environ)
-        # The variables of a process that has a place say nothing about its start.
+        # After the process has joined, its environment no longer tells how it started.
         has_place = runtime.generation() > 1
         self.is_newcomer = (
             self.is_elastic and not has_place and renewal.is_newcomer(os.environ)
@@ -79,9 +81,9 @@ class Generations:
         self._requests = 0
 
     def begin(self) -> None:
-        """Begins to hide failures, if they are hidden, and to watch for newcomers.
+        """Begins to hide failures, if `hides_failures`, and to watch for newcomers.
 
-        Call it when the state can be restored.
+        Call it once the state can be restored.
         """
         if self.is_elastic:
             if self._hides_failures:
@@ -93,8 +95,8 @@ class Generations:
     def end(self) -> None:
         """Stops hiding failures and handling SIGTERM, at the end of the training.
 
-        From here on, no rank hands over: the program may go on, with an evaluation for
-        example, which could not be repeated.
+        After this, no rank hands over: the program may continue, for example with an
+        evaluation, which could not be repeated.
         """
         self._is_done = True
         native.hide_failures(False)
@@ -111,8 +113,9 @@ class Generations:
     def ends_after_commit(self) -> bool:
         """Returns whether this rank has to enter the next generation now.
 
-        Call it after each commit. It ends the generation if newcomers are ready. If a
-        rank wants to leave, it waits until the ranks have agreed on their last step.
+        Call it after each commit. If newcomers are ready, it ends the generation. If a
+        rank wants to leave, it first waits until the ranks have agreed on the last step
+        of the generation.
         """
         notice = runtime.state.resources.get(_END_NOTICE)
         if not isinstance(notice, renewal.EndNotice) or not notice.was_asked:
@@ -128,10 +131,10 @@ class Generations:
         return True
 
     def exit_preempted(self) -> NoReturn:
-        """Ends the program of a rank that has left, or of a preempted job.
+        """Exits the program of a rank that has left, or of a preempted job.
 
         Raises:
-            SystemExit: with the code of a process that is ended by SIGTERM, 143.
+            SystemExit: with code 143, as for a process that SIGTERM terminated.
         """
         self.end()
         raise SystemExit(term_signal.EXIT_CODE)
@@ -148,9 +151,10 @@ class Generations:
         return not self.is_newcomer and native.take_hidden() == 0
 
     def is_change_due(self) -> bool:
-        """Returns whether newcomers are ready to join; only rank 0 knows.
+        """Returns whether newcomers are ready to join; on ranks above 0, always False.
 
-        In a program that does not hand over, also whether ranks have to leave.
+        If this rank does not hand over (`progress` is None), returns True also if ranks
+        have to leave.
         """
         notice = runtime.state.resources.get(_JOIN_NOTICE)
         return isinstance(notice, renewal.JoinNotice) and notice.received
@@ -163,7 +167,7 @@ class Generations:
     def leave(self) -> None:
         """Ends the current generation on all ranks, unless it has ended already.
 
-        Call it if this rank goes back to its last commit although no rank was lost.
+        Call it if this rank returns to its last commit although no rank was lost.
         """
         if native.failure() is None:
             _end_on_all_ranks(_LEAVE_CAUSE)
@@ -177,12 +181,12 @@ class Generations:
 
         Args:
             committed: number of steps that this rank has committed; -1 for a newcomer.
-            program: hash of what must be equal on all ranks.
-            share: function that all ranks of the new generation call, and that uses
-                collective operations to give them the same state.
+            program: hash of everything that must be equal on all ranks.
+            share: function that gives all ranks of the new generation the same state,
+                with collective operations. All of these ranks call it.
 
         Raises:
-            native.CoreError: the job cannot go on, or this rank was excluded from it.
+            native.CoreError: the job cannot continue, or excludes this rank.
             SystemExit: this rank has left the job: after SIGTERM, because it is slow
                 and was replaced, or because the job shrinks.
         """
@@ -264,7 +268,7 @@ class Generations:
     def _commits_unless_finished(self) -> int | None:
         """Returns the number of commits; None if this rank takes no more steps.
 
-        When the training has ended, it is the final number, which no handover follows.
+        After `end`, returns the final number; no handover follows it.
         """
         committed, total = self._progress() if self._progress is not None else (0, 0)
         return committed if committed < total or self._is_done else None
@@ -283,13 +287,13 @@ def _end_on_all_ranks(cause: str) -> None:
 def can_hand_over() -> bool:
     """Returns whether the running loop can hand over this rank to another process.
 
-    True in a newcomer too, whose loop has not joined the other ranks yet.
+    Also True in a newcomer that has not joined the other ranks yet.
     """
     return runtime.is_rehearsing() or _END_NOTICE in runtime.state.resources
 
 
 def is_loss(error: native.CoreError) -> bool:
-    """Returns whether an error means that the next generation has to be entered.
+    """Returns whether, after an error, this rank has to enter the next generation.
 
     Example:
         >>> from tfdist.core import native
@@ -301,9 +305,9 @@ def is_loss(error: native.CoreError) -> bool:
 
 
 def _loss(error: Exception) -> native.CoreError | None:
-    """Returns the loss of a rank that an exception stands for; None for other errors.
+    """Returns the core error if an exception is due to the loss of a rank, or None.
 
-    A rank that did not connect in time counts as lost: tfdistrun knows whether it is.
+    A rank that did not connect in time counts as lost; tfdistrun knows whether it is.
     """
     found = error if isinstance(error, native.CoreError) else native.failure()
     if found is None:

@@ -32,7 +32,7 @@ def subclass_under_own_name(
 
 
 def _save_under_registered_name(extended: Any, cls: Any) -> None:
-    """Saves the extended class under the name that Keras registered for `cls`."""
+    """Makes Keras save the extended class under the registered name of `cls`."""
     import keras
 
     registered = keras.saving.get_registered_name(cls)

@@ -1,9 +1,9 @@
-"""The MPI of the site, for `TFDIST_ENGINE=mpi`.
+"""Loads and starts the site's MPI, for `TFDIST_ENGINE=mpi`.
 
 `libtfdist_mpi.so`, which `make mpi` compiles, gives the core a table of functions with
-which its links send data by MPI. This module loads the library, starts MPI, and
-prepares a communicator for each world. It is also a key-value space
-(`tfdist.core.rendezvous.spaces`), so that ranks on several hosts find each other.
+which the core's links send data over MPI. This module loads the library, initializes
+MPI, and prepares a communicator for each world. The module also serves as a key-value
+space (`tfdist.core.rendezvous.spaces`), so that ranks on several hosts find each other.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _state = _State()
 
 
 def start(placement: Placement, generation: int, deadline: float) -> None:
-    """Starts MPI, if it does not run, and connects the ranks; all ranks call it.
+    """Starts MPI, if it is not running, and connects the ranks; all ranks call it.
 
-    From then on, the core sends data by MPI between ranks without shared memory.
+    After this, the core sends data over MPI between ranks without shared memory.
 
     Args:
         placement: placement of this rank.
-        generation: number of the world.
-        deadline: monotonic time until which all ranks have to call it.
+        generation: generation number of the world.
+        deadline: `time.monotonic()` time by which all ranks must have called `start`.
 
     Raises:
         RendezvousError: there is no library, the process was not started by the mpirun
-            or srun of this MPI, MPI failed, or a rank did not come in time.
+            or srun of this MPI, MPI failed, or a rank did not call `start` in time.
     """
     library = load_library()
     version = check_launcher(placement)
@@ -76,7 +76,7 @@ def start(placement: Placement, generation: int, deadline: float) -> None:
 
 
 def check_launcher(placement: Placement) -> str:
-    """Returns the version of the library's MPI, which may have started the ranks.
+    """Returns the library's MPI version; raises if another MPI started the ranks.
 
     Raises:
         RendezvousError: there is no library, or another MPI has started the ranks.
@@ -84,7 +84,7 @@ def check_launcher(placement: Placement) -> str:
     buffer = ctypes.create_string_buffer(512)
     load_library().tfdist_mpi_version(buffer, len(buffer))
     version = " ".join(buffer.value.decode(errors="replace").split()[:3]).rstrip(",")
-    if _is_other_mpi(version, placement.source):  # it would abort the process
+    if _is_other_mpi(version, placement.source):  # MPI would abort the process
         raise invalid(
             f"the library of the MPI engine is compiled for {version}, but these "
             f"ranks were started by the mpirun of another MPI ({placement.source}). "
@@ -94,7 +94,7 @@ def check_launcher(placement: Placement) -> str:
 
 
 def _is_other_mpi(version: str, source: str) -> bool:
-    """Returns whether a library certainly does not belong to the ranks' mpirun."""
+    """Returns whether the library certainly does not belong to the ranks' mpirun."""
     kinds = {
         "openmpi": version.startswith("Open MPI"),
         "mpich": version.startswith(("MPICH", "MVAPICH", "Intel")),
@@ -103,22 +103,22 @@ def _is_other_mpi(version: str, source: str) -> bool:
 
 
 def exchange(key: str, value: str | None, deadline: float) -> str:
-    """Returns the value that rank 0 gives, as a key-value space does."""
-    del key  # a broadcast has its own place in the order of the calls
+    """Returns the value that rank 0 passes, like `exchange` of a key-value space."""
+    del key  # MPI matches broadcasts by their order
     text = ctypes.create_string_buffer((value or "").encode(), _TEXT_BYTES)
     _call(lambda: load_library().tfdist_mpi_broadcast(text, _TEXT_BYTES), deadline)
     return text.value.decode()
 
 
 def note_world(*, is_well: bool) -> None:
-    """Notes that the ranks have connected, or that something failed after that."""
+    """Records whether the ranks are connected and none has failed since."""
     _state.may_finish = is_well
 
 
 def finish() -> None:
-    """Ends MPI when the program ends, if tfdist has started it; waits for all ranks.
+    """Finalizes MPI at exit, if tfdist has started it; waits for all ranks.
 
-    Not after a failure, because ranks that have failed do not come.
+    Does nothing after a failure, because a failed rank does not finalize MPI.
     """
     thread, is_own = _state.thread, _state.pid == os.getpid()
     if thread is not None and is_own and _state.may_finish and not thread.is_stuck:
@@ -130,7 +130,7 @@ def _call(function: Callable[[], int], deadline: float) -> None:
         _state.thread, _state.pid = BoundedThread("tfdist-mpi"), os.getpid()
     thread = _state.thread
     if thread.is_stuck:
-        raise invalid("an earlier call of MPI has not ended; start a new process")
+        raise invalid("an earlier MPI call has not returned; start a new process")
     error: list[bytes] = []
 
     def run() -> int:  # the library keeps an error for the thread that caused it
@@ -157,7 +157,8 @@ def load_library() -> ctypes.CDLL:
     """Loads the library that `make mpi` has compiled, once.
 
     Raises:
-        RendezvousError: it is missing, or does not load; the message says what to do.
+        RendezvousError: the library is missing or does not load; the message says what
+            to do.
     """
     given = os.environ.get(LIBRARY_VARIABLE)
     path = Path(given) if given else LIBRARY_FOLDER / "libtfdist_mpi.so"
@@ -168,7 +169,7 @@ def load_library() -> ctypes.CDLL:
             f"(docs/engines.md); {LIBRARY_VARIABLE} names another file"
         )
     try:
-        # Components that MPI loads later may look for its symbols.
+        # MPI may load components later, which look up its symbols.
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise _unloadable(path, error) from error
@@ -179,6 +180,6 @@ def load_library() -> ctypes.CDLL:
 
 def _unloadable(path: Path, error: OSError) -> RendezvousError:
     return invalid(
-        f"{path} cannot be loaded: {error}. It was compiled against an MPI that is not "
-        "there any more: load its module, or run `make mpi` again"
+        f"{path} cannot be loaded: {error}. The MPI that it was compiled against is no "
+        "longer there: load the MPI's module, or run `make mpi` again"
     )

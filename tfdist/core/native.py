@@ -95,11 +95,11 @@ def value(name: str) -> Any:
 
 @functools.cache
 def reduction_refusal(dtype: int, op: int) -> str | None:
-    """Returns why the core cannot reduce `dtype` (TensorFlow's number) by `op`.
+    """Returns why the core cannot reduce TensorFlow's dtype number `dtype` with `op`.
 
     Returns:
-        None if it can, else a sentence with the expected and the actual value and a
-        fix.
+        None if the core can, else a sentence with the expected and the actual value and
+        a fix.
     """
     if library().tfdist_check_reducible(dtype, op) == 0:
         return None
@@ -115,7 +115,7 @@ def shm_bytes() -> int:
 
 
 def window_bytes() -> int:
-    """Returns the size of a rank's window for each other rank of its host, in bytes."""
+    """Returns the bytes of the window from which another rank of the host reads."""
     size = library().tfdist_window_bytes()
     if size < 0:
         raise last_error()
@@ -137,23 +137,24 @@ def start(
     tuning_hash: str = "",
     sharing: int = 0,
 ) -> None:
-    """Starts the engine, which then owns the descriptors of links and doorbell.
+    """Starts the engine, which then owns the descriptors of the links and the doorbell.
 
     Args:
         topology: topology of this rank.
         host: host name of this rank, for messages.
         generation: generation number of the world.
-        own_doorbell_fd: eventfd of this rank.
-        links: links to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
+        own_doorbell_fd: eventfd with which the other ranks of this host wake this rank.
+        links: links to all other ranks. If the job has more than TFDIST_MESH_RANKS
+            ranks: links to `overlay.neighbours`.
         hosts: host names of all ranks, for messages; default: host names in `links`.
-        pids: process ids of all ranks, likewise.
-        wanted_fd: eventfd that signals new `take_link_requests`.
-        own_window_fd: memory from which the other ranks of this host read.
+        pids: process ids of all ranks, for messages; default: those in `links`.
+        wanted_fd: eventfd that the core signals when it needs another link
+            (`take_link_requests`).
+        own_window_fd: memory file from which the other ranks of this host read.
         tuning: rules of the tuning file, equal on all ranks.
         tuning_hash: hash of the tuning file, for `counters`.
         sharing: number of ranks on this host, including this rank, that may run on a
-            processor of this rank. 0 if unknown; all ranks of the host are then
-            assumed.
+            CPU of this rank. 0: unknown; all ranks of the host are then assumed.
 
     Raises:
         CoreError: the engine did not start.
@@ -192,7 +193,7 @@ def start(
 def take_link_requests() -> list[int]:
     """Returns the ranks to which the core needs a link, each rank once.
 
-    The higher of the two ranks of a link connects.
+    The higher of the two ranks of a link connects to the lower one.
     """
     found: list[int] = []
     batch = (ctypes.c_int32 * _WANTED_BATCH)()
@@ -256,7 +257,7 @@ def hide_failures(on: bool) -> None:
     While this is on, an allreduce that ends because a rank was lost, or that is
     submitted afterwards, returns this rank's own inputs instead of an error, and
     `take_hidden` counts it. The result must not be used: the program must go back to
-    an earlier state. An allreduce in place may return a part of the sum.
+    an earlier state. An in-place allreduce may return a partial sum.
 
     A rank is lost if `failure()` has the code ABORTED. All other operations and errors
     are reported as usual. The setting belongs to this process, not to one world.
@@ -281,8 +282,8 @@ def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str |
     Args:
         kind: kind of the operation, such as ALLREDUCE.
         dtype: TensorFlow's number of the dtype.
-        size_bytes: size of all tensors of the request. For operations on rows, the size
-            of the rows of all ranks.
+        size_bytes: total size of the request's tensors. For operations on rows, the
+            size of the rows of all ranks together.
         choice: name of an algorithm, or "auto"; "": the configured algorithm.
 
     Returns:
@@ -305,7 +306,7 @@ def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
     Raises:
         CoreError: the lists differ or are not valid, a rank failed, or on timeout.
     """
-    # Larger numbers are not ranks either, but ctypes would truncate them.
+    # Larger numbers are not ranks, but ctypes could truncate them to a valid rank.
     bounded = (min(max(rank, -(1 << 31)), (1 << 31) - 1) for rank in ranks)
     array = (ctypes.c_int32 * max(1, len(ranks)))(*bounded)
     number = ctypes.c_uint32()
@@ -391,13 +392,14 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
     """Takes part in the calls of the other ranks until all have joined; blocks.
 
     Args:
-        timeout_s: longest time in seconds during which the other ranks call nothing; <=
-            0: TFDIST_TIMEOUT_S.
+        timeout_s: longest time in seconds in which the other ranks may call nothing;
+            <= 0: TFDIST_TIMEOUT_S.
         process_set: number of the process set; 0: all ranks.
 
     Returns:
-        The lowest rank among those that have called every collective, and the number of
-        these ranks. The number is the size of the set if no rank had to take part.
+        The lowest of the ranks that have called every collective themselves, and the
+        number of these ranks. The number is the size of the set if no rank joined
+        before a collective of the others.
 
     Raises:
         CoreError: a rank failed, the other ranks made a call that a joined rank cannot
@@ -416,7 +418,8 @@ def still() -> tuple[float, int]:
     """Returns how long this rank's engine has made no progress while operations wait.
 
     Returns:
-        Seconds, 0.0 if no operation waits; and the number of moves so far.
+        The time in seconds, 0.0 if no operation waits; and the number of moves, that
+        is, how often the engine has made progress so far.
     """
     moves = ctypes.c_uint64()
     still_us = library().tfdist_still_us(ctypes.byref(moves))
@@ -428,8 +431,9 @@ def report_blocked(moves: int, how: int, place: str) -> None:
 
     Args:
         moves: number of moves returned by `still` before the stacks were inspected.
-        how: 0: in eager calls; 1: in functions; 2: in functions for a long time.
-        place: description of the call.
+        how: 0: it waits in eager calls; 1: in functions, which may still submit other
+            operations; 2: in functions for so long that no other operation is expected.
+        place: description of the call in which the program waits.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
 
@@ -442,7 +446,7 @@ def take_records() -> list[dict[str, Any]]:
 
     Returns:
         A dict for each operation with "name", "bytes", "submitted_us", "agreed_us",
-        "done_us" (monotonic microseconds; 0 if the operation did not get so far),
+        "done_us" (monotonic microseconds; 0 if the operation did not get that far),
         "code" and "kind".
     """
     found: list[dict[str, Any]] = []
@@ -462,8 +466,8 @@ def start_timeline(folder: str, head: str) -> None:
     """Writes the timeline of this rank to a file in `folder`, until `stop`.
 
     Args:
-        folder: folder of the file `rank-N.jsonl`. Together with the file of older
-            records (`.old`), it has at most TFDIST_TIMELINE_BYTES.
+        folder: folder of the file `rank-N.jsonl`. This file and the file with older
+            records (`.old`) have at most TFDIST_TIMELINE_BYTES together.
         head: first line of the file, as JSON.
 
     Raises:
@@ -473,7 +477,7 @@ def start_timeline(folder: str, head: str) -> None:
 
 
 def forward_timeline() -> None:
-    """Also sends the timeline to rank 0, for rank 0's folder."""
+    """Also sends this rank's timeline to rank 0, which writes it to its own folder."""
     library().tfdist_timeline_forward()
 
 

@@ -6,8 +6,8 @@ of the installed TensorFlow, and the wheel has one for every supported version. 
 another TensorFlow, `op_library` compiles the operations on first use and keeps the
 library in the user's cache.
 
-All operations are compiled as one file: almost all the time goes into reading the
-headers of TensorFlow. This module imports neither tfdist nor TensorFlow, because
+All operations are compiled as one file, because almost all of the compile time goes
+into TensorFlow's headers. This module imports neither tfdist nor TensorFlow, because
 setup.py loads it from its file.
 """
 
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMPILE_TIMEOUT_S = 1200.0
-# Files of the core that the operations have a copy of: the core exports its C interface
-# only.
+# Source files of the core that are also compiled into the operations, because the core
+# exports only its C interface.
 SHARED = ("base/status.cc", "transport/crc32c.cc")
 FLAGS = (
     *("-shared", "-fPIC", "-O3", "-ffp-contract=off"),
@@ -48,7 +48,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class TensorFlow:
-    """An installed TensorFlow, as far as the compiler needs to know it.
+    """The properties of an installed TensorFlow that the compiler needs.
 
     Attributes:
         version: e.g. `2.21.0`.
@@ -110,7 +110,7 @@ def source_files(folder: Path) -> list[Path]:
         folder: folder `tfdist_ops`, or a copy of it.
     """
     found = [*sorted((folder / "tf").glob("*.cc")), *(folder / x for x in SHARED)]
-    for file in found:  # which grows: headers include headers
+    for file in found:  # `found` grows: headers include headers
         names = _INCLUDE.findall(file.read_text())
         headers = [folder / name for name in names if (folder / name).is_file()]
         found += [header for header in dict.fromkeys(headers) if header not in found]
@@ -135,7 +135,7 @@ def find_compiler() -> list[str]:
     """Returns the command of a C++ compiler: `CXX`, or the first one on the PATH.
 
     Raises:
-        CompileError: there is none.
+        CompileError: there is no C++ compiler.
     """
     named = _words("CXX")
     for words in [named] if named else [[name] for name in COMPILERS]:
@@ -157,8 +157,8 @@ def compile_operations(
         tensorflow: the TensorFlow that will load them.
         source: folder `tfdist_ops`.
         core: folder of `libtfdist_core.so`.
-        output: path of the library. It finds the core in its own folder, or uses the
-            one that the process has loaded.
+        output: path of the library. When loaded, the library finds the core in its own
+            folder, or uses the core that the process has already loaded.
 
     Returns:
         The warnings of the compiler.
@@ -170,8 +170,8 @@ def compile_operations(
     command = [
         *(*find_compiler(), *FLAGS),
         *(flag for flag in tensorflow.flags if not flag.startswith("-I")),
-        # A system folder, because TensorFlow's headers are full of warnings. No path of
-        # this machine becomes a part of the library.
+        # -isystem silences the warnings in TensorFlow's headers. The prefix maps keep
+        # the paths of this machine out of the library.
         *("-isystem", tensorflow.include, "-I", str(source)),
         f"-ffile-prefix-map={tensorflow.include}=tensorflow",
         f"-ffile-prefix-map={source}=tfdist_ops",
@@ -209,7 +209,7 @@ def compile_operations(
 def compiled_on_first_use(
     tensorflow: TensorFlow, source: Path, core: Path, say: Callable[[str], None]
 ) -> Path:
-    """Returns the operations for a TensorFlow from the cache; compiles them if missing.
+    """Returns the path of the operations in the cache; compiles them if missing.
 
     Of several ranks on one host, one compiles and the others wait for it.
 
@@ -217,7 +217,7 @@ def compiled_on_first_use(
         tensorflow: the running TensorFlow.
         source: folder of the operations' source files.
         core: folder of `libtfdist_core.so`.
-        say: is called with one line before a compilation begins.
+        say: function that is called with one line of text before a compilation begins.
 
     Raises:
         CompileError: there is no compiler, it failed, or the cache cannot be written.
@@ -227,7 +227,7 @@ def compiled_on_first_use(
     if path.is_file():
         _check_private(folder.parent, folder, path)
         return path
-    find_compiler()  # before anything is made
+    find_compiler()  # before a folder is created
     try:
         for made in (folder.parent, folder):
             made.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -248,9 +248,9 @@ def compiled_on_first_use(
 
 
 def cache_folder() -> Path:
-    """Returns `tfdist` in the user's folder for caches, `XDG_CACHE_HOME`.
+    """Returns the folder `tfdist` in the user's cache folder, `XDG_CACHE_HOME`.
 
-    As its specification says, a relative path is ignored.
+    As the XDG specification requires, a relative path in the variable is ignored.
 
     Raises:
         CompileError: this user has no home folder.
@@ -263,7 +263,7 @@ def cache_folder() -> Path:
 
 
 def _check_private(*paths: Path) -> None:
-    """Raises CompileError if another user could have put code there."""
+    """Raises CompileError if another user could have put code at one of the paths."""
     for path in paths:
         status = path.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -278,7 +278,7 @@ def _words(variable: str) -> list[str]:
     """Returns the words of an environment variable.
 
     Raises:
-        CompileError: a quotation mark in it has no partner.
+        CompileError: the value has an unmatched quotation mark.
     """
     text = os.environ.get(variable, "")
     try:
@@ -289,7 +289,7 @@ def _words(variable: str) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, which another process has while it compiles."""
+    """Holds a lock on the file `path`; waits while another process compiles."""
     until = time.monotonic() + COMPILE_TIMEOUT_S
     with path.open("w") as file:
         while True:

@@ -1,10 +1,10 @@
 """Pickles objects that ranks send to each other if TFDIST_OBJECTS=pickle.
 
 This is the only module of tfdist that unpickles. Unpickling runs code from the bytes,
-so their MAC is checked first. It proves that a process with the job's secret created
-them, as an object of the expected rank for this call. The MAC is end to end, on every
-kind of link: shared-memory links have no MAC of their own, and TCP links have a MAC
-over all contents only with TFDIST_TCP_MAC=all.
+so the MAC of the bytes is checked first. The MAC proves that a process with the job's
+secret created the bytes, as the object of the expected rank for this call. The MAC is
+end to end, on every kind of link: shared-memory links have no MAC of their own, and TCP
+links have a MAC over all contents only with TFDIST_TCP_MAC=all.
 
 References:
     Krawczyk, Bellare & Canetti, HMAC: Keyed-Hashing for Message Authentication, RFC
@@ -65,7 +65,7 @@ def key() -> bytes:
 
 
 def can_pickle_by_value() -> bool:
-    """Returns whether functions and classes of the program itself can be sent."""
+    """Returns whether functions and classes that the program defines can be sent."""
     return importlib.util.find_spec("cloudpickle") is not None
 
 
@@ -142,5 +142,5 @@ def _without_cloudpickle(error: Exception) -> str:
     text = str(error)
     # This does not match "'_thread._local' object", which no pickler supports.
     if any(word in text for word in ("local object", "lambda", "<locals>")):
-        return ". Functions and classes defined in others need: pip install cloudpickle"
+        return ". Local functions, lambdas and classes need: pip install cloudpickle"
     return ""

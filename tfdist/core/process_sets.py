@@ -78,7 +78,7 @@ def add_process_set(
         timeout_s: seconds to wait for the other ranks; default `TFDIST_TIMEOUT_S`.
 
     Returns:
-        The process set. The same list gives an equal set again.
+        The process set. A later call with the same list returns an equal set.
 
     Raises:
         TypeError: an entry of the list is not an integer.
@@ -149,7 +149,7 @@ def remove_process_set(
     """
     number = id_of(process_set)
     if number == 0:
-        raise TypeError("Expected a tfdist.ProcessSet, got None: all ranks stay a set.")
+        raise TypeError("Expected a tfdist.ProcessSet, got None, the set of all ranks.")
     wait_s = native.timeout_of(timeout_s)
     one_rank_code.check_not_alone("tfdist.remove_process_set")
     try:
@@ -179,11 +179,11 @@ def process_sets() -> list[ProcessSet]:
 
 
 def id_of(process_set: Any) -> int:
-    """Returns the number of a set in the core; 0 means all ranks (`None`).
+    """Returns a process set's number in the core; 0 for None, which means all ranks.
 
     Raises:
-        TypeError: `process_set` is not a `ProcessSet`.
-        ValueError: the process set does not exist any more.
+        TypeError: `process_set` is neither a `ProcessSet` nor None.
+        ValueError: the process set no longer exists.
     """
     if process_set is None:
         return 0
@@ -204,7 +204,7 @@ def id_of(process_set: Any) -> int:
 
 
 def members_of(process_set: ProcessSet | None) -> Sequence[int]:
-    """Returns the ranks of a set, as ranks of the job."""
+    """Returns the ranks in the job of a set's members; None: all ranks."""
     id_of(process_set)
     return range(runtime.size()) if process_set is None else process_set.ranks
 

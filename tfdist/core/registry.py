@@ -1,8 +1,9 @@
 """Stores tfdist's state about objects of TensorFlow, Keras or the program.
 
 A registry maps objects to values by identity, with weak references, so that tfdist sets
-no attributes on objects that it has not created. An entry is removed with its object,
-unless the value refers to the object. Store such a value on the object instead.
+no attributes on objects that it has not created. An entry is removed when its object is
+deleted. A value that refers to the object would keep the object alive; store such a
+value on the object instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State of the world of this process: rank, settings, resources.
+"""Rank, settings and resources of this process in the world of ranks.
 
 `core.world` starts and ends the world. This module does not need TensorFlow. The error
 classes, which need it, are imported when an error is raised.
@@ -38,7 +38,7 @@ class State:
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
-    was_restored: bool = False  # the weights, after the failure of this generation
+    was_restored: bool = False  # the weights, after a failure in this generation
     rehearses: bool = False  # a newcomer of an elastic job that has not joined
     generation: int = 0
     shutdowns: int = 0  # how often this process has left a job
@@ -84,7 +84,7 @@ def credentials() -> tuple[LinkCredentials | None, str]:
 
 
 def setting(name: str) -> Any:
-    """Returns the value of a TFDIST_* variable at `init()`, or the current one before.
+    """Returns the value of a TFDIST_* variable at `init()`; before, the current value.
 
     Changes to the environment after `init()` have no effect, because the ranks have
     compared the values in `init()`.
@@ -98,14 +98,15 @@ def setting(name: str) -> Any:
 
 
 def generation() -> int:
-    """Returns how often this process has been initialized; the same on all ranks."""
+    """Returns the number of the world's generation; equal on all ranks."""
     return state.generation
 
 
 def is_rehearsing() -> bool:
     """Returns whether this process is a newcomer of an elastic job that has not joined.
 
-    It has the rank and the size that it may get, but its engine has no other ranks.
+    Such a process has the rank and the size that it may get when it joins, but its
+    engine is not connected to other ranks.
     """
     return state.rehearses
 
@@ -113,8 +114,7 @@ def is_rehearsing() -> bool:
 def shutdowns() -> int:
     """Returns how often this process has left a job by `shutdown`.
 
-    An elastic job also leaves a generation when it enters the next one; this does not
-    count.
+    A change from one generation of an elastic job to the next does not count.
     """
     return state.shutdowns
 
@@ -187,7 +187,9 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns the index of this process among those with its local rank, one per host.
+    """Returns the index of this process among those with the same local rank.
+
+    There is one such process on each host with more than `local_rank()` processes.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -196,7 +198,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Returns the number of processes with this local rank, one per host.
+    """Returns the number of hosts with a process of the same local rank as this one.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.

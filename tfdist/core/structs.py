@@ -26,7 +26,7 @@ SENDRECV = 10
 
 
 class Status(ctypes.Structure):
-    """tfdist_status."""
+    """The C structure `tfdist_status`."""
 
     _fields_ = [
         ("code", ctypes.c_int32),
@@ -36,7 +36,7 @@ class Status(ctypes.Structure):
 
 
 class Link(ctypes.Structure):
-    """tfdist_link."""
+    """The C structure `tfdist_link`."""
 
     _fields_ = [
         ("peer", ctypes.c_int32),
@@ -56,7 +56,7 @@ class Link(ctypes.Structure):
 
 
 class TuningLine(ctypes.Structure):
-    """tfdist_tuning_rule."""
+    """The C structure `tfdist_tuning_rule`."""
 
     _fields_ = [
         ("kind", ctypes.c_int32),
@@ -69,7 +69,7 @@ class TuningLine(ctypes.Structure):
 
 
 class World(ctypes.Structure):
-    """tfdist_world."""
+    """The C structure `tfdist_world`."""
 
     _fields_ = [
         ("rank", ctypes.c_int32),
@@ -96,7 +96,7 @@ class World(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """tfdist_tensor."""
+    """The C structure `tfdist_tensor`."""
 
     _fields_ = [
         ("input", ctypes.c_void_p),
@@ -118,7 +118,7 @@ AllocateCallback = ctypes.CFUNCTYPE(
 
 
 class Request(ctypes.Structure):
-    """tfdist_request."""
+    """The C structure `tfdist_request`."""
 
     _fields_ = [
         ("kind", ctypes.c_int32),
@@ -147,7 +147,7 @@ class Request(ctypes.Structure):
 
 
 class Record(ctypes.Structure):
-    """tfdist_record."""
+    """The C structure `tfdist_record`."""
 
     _fields_ = [
         ("name", ctypes.c_char * 96),
@@ -162,7 +162,7 @@ class Record(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnd:
-    """One connected and authenticated link, as `native.start` passes it to the core.
+    """This rank's end of a connected and authenticated link, for `native.start`.
 
     `key` is the link's session key: 64 bytes for each TCP socket, empty for shared
     memory. `more_socket_fds` has the TCP sockets after the first one.
@@ -183,13 +183,13 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRule:
-    """A rule of a tuning file (`core.tuning`): the algorithm up to a request size.
+    """A rule of a tuning file (`core.tuning`): an algorithm for requests up to a size.
 
     Attributes:
         kind: kind of the operation, such as ALLREDUCE.
         half: True for float16 and bfloat16, False for all other dtypes.
         hosts: number of ranks on each host.
-        up_to_bytes: largest size of the request, before it is fused with others.
+        up_to_bytes: largest size of a request in bytes, before fusion with others.
         algorithm: name of the algorithm.
     """
 
@@ -204,10 +204,10 @@ class TuningRule:
 class Topology:
     """The placement of this rank; see `tfdist.rank`, `tfdist.local_rank` and so on.
 
-    `host_of` has the index of each rank's host, by rank, and is equal on all ranks.
-    Hosts are numbered by their lowest rank. Two ranks share a host if
-    `rendezvous.same_host` has proved it; the launcher's local ranks may differ from
-    this.
+    `host_of[r]` is the index of the host of rank r; `host_of` is equal on all ranks.
+    Hosts are numbered in the order of their lowest ranks. Two ranks count as ranks of
+    one host if `rendezvous.same_host` has proved it, whatever local ranks the launcher
+    gave them.
     """
 
     rank: int

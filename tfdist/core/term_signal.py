@@ -1,4 +1,4 @@
-"""Handles SIGTERM in a rank that can hand over; a second one ends the process."""
+"""Handles SIGTERM in a rank that can hand over; a second one terminates the process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from collections.abc import Callable
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM  # as in a shell; "start the job again"
-# A single act may send several signals: closing a terminal, `timeout`, and a batch
-# system whose signal tfdistrun passes on.
+# A single event may send several signals: a terminal that closes, `timeout`, or a batch
+# system whose signal tfdistrun also forwards.
 SAME_SIGNAL_S = 1.0
 
 
 class TermSignal:
-    """Calls a function on SIGTERM, at once, even while the main thread is busy.
+    """A SIGTERM handler that runs at once, even while the main thread is busy.
 
     Python runs signal handlers between two bytecodes of the main thread, which may be
-    in a long operation of TensorFlow. Therefore a thread reads the numbers of signals
-    from a pipe, which Python writes to immediately (`signal.set_wakeup_fd`).
+    in a long operation of TensorFlow. Therefore a thread reads signal numbers from a
+    pipe, to which Python writes immediately (`signal.set_wakeup_fd`).
 
-    A further SIGTERM more than a second after the first one ends the process at once.
+    A second SIGTERM, more than a second after the first one, terminates the process
+    immediately.
 
     Args:
         on_signal: function that is called once, on the thread of this object.
 
     Attributes:
-        received: whether SIGTERM has come.
+        received: whether SIGTERM has arrived.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
@@ -45,8 +46,9 @@ class TermSignal:
     def listen(self) -> None:
         """Begins to handle SIGTERM.
 
-        Does nothing if SIGTERM is already handled, here or by the program, and outside
-        of the main thread, where Python cannot set handlers.
+        Does nothing if this object or the program already handles SIGTERM, if the
+        program uses `signal.set_wakeup_fd`, or outside the main thread, where Python
+        cannot set handlers.
         """
         is_main = threading.current_thread() is threading.main_thread()
         is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -98,18 +100,18 @@ class TermSignal:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Takes the place of the default action, which ends the process."""
+    """Replaces the default action, which would terminate the process."""
 
 
 # ---- forked processes ----
 
-# Descriptors that a forked process must not write to when it gets a signal of its own.
+# Descriptors to which a forked process must not write when it receives a signal itself.
 _in_child: set[int] = set()
 _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Holds back SIGTERM to the child until it has the default action again."""
+    """Blocks SIGTERM in the child until its default action is restored."""
     _forking.mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, [signal.SIGTERM] if _in_child else []
     )

@@ -54,7 +54,7 @@ _REMEDY = "measure a new one with `tfdist bench --tune FILE`"
 
 
 class TuningError(ValueError):
-    """The tuning file cannot be used; the message gives the place and the reason."""
+    """The tuning file cannot be used; the message names the entry and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,8 @@ def parse(text: str, source: str, known: Collection[str] | None = None) -> Tunin
             core.
 
     Raises:
-        TuningError: the message gives the place, the expected and actual value, and a
-            fix.
+        TuningError: the message names the entry, the expected and the actual value, and
+            a fix.
     """
     known = native.build_info()["algorithms"] if known is None else known
     try:
@@ -218,7 +218,7 @@ def read(path: str) -> Tuning:
 
 
 def record(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the tuning record of rank 0, with the file's text or an error."""
+    """Returns the record that rank 0 sends to all: the file's text, or an error."""
     path = environ.get(VARIABLE)
     if not path:
         return None

@@ -20,7 +20,7 @@ def note_restored() -> None:
 
 @contextlib.contextmanager
 def using_snapshot() -> Iterator[None]:
-    """Disables `check_not_torn` in this thread, which reads weights from a snapshot."""
+    """Disables `check_not_torn` in this thread while it reads weights of a snapshot."""
     token = _uses_snapshot.set(True)
     try:
         yield
@@ -31,8 +31,8 @@ def using_snapshot() -> Iterator[None]:
 def check_not_torn() -> None:
     """Raises if an aborted step may have changed only some of the weights.
 
-    With `TFDIST_ATOMIC_STEPS=1` and a decision of the ranks, no step is torn: the
-    weights are those after the committed step, on every surviving rank.
+    With `TFDIST_ATOMIC_STEPS=1`, the weights are not torn after a verdict of the
+    surviving ranks: every surviving rank has the weights after the committed step.
 
     Raises:
         RuntimeError: the message names the last good step and the failure.

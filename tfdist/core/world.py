@@ -1,6 +1,7 @@
 """Starts and stops the engine in this process: init, shutdown, and exit hooks.
 
-This module does not import TensorFlow; error classes that do are imported when needed.
+This module does not import TensorFlow. The error classes, which do, are imported when
+an error is raised.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Program:
     """Exit state of this process, kept across worlds."""
 
     hooks_installed: bool = False
-    reported: bool = False  # the reason for its end was reported
+    reported: bool = False  # the reason why the program ends was reported
     thread_failed: bool = False  # a thread did not catch a tfdist error
 
 
@@ -68,13 +69,13 @@ def init(
     """Connects this process with the other ranks of its job and starts the engine.
 
     Rank and size of this process come from the launcher's variables (tfdistrun, mpirun,
-    srun, torchrun). Without a launcher, it is rank 0 of 1. Does nothing if tfdist is
-    already initialized. After `shutdown()`, all ranks may call it again.
+    srun, torchrun). Without a launcher, this process is rank 0 of 1. Does nothing if
+    tfdist is already initialized. After `shutdown()`, all ranks may call `init` again.
 
-    With more than one rank, it also makes TensorFlow keep the memory of tensors, by
-    setting two environment variables (docs/memory.md). `tfdistrun` has already set
-    them; with another launcher they have an effect only if no tensor has been created
-    before.
+    With more than one rank, `init` also sets two environment variables, with which
+    TensorFlow keeps the memory of freed tensors (docs/memory.md). `tfdistrun` has
+    already set them; with another launcher, they have an effect only if no tensor has
+    been created before.
 
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
@@ -86,8 +87,8 @@ def init(
         tfdist.MismatchError: the ranks run different versions or settings.
         tfdist.RankFailedError: a rank failed while the ranks were connecting.
         tfdist.TimeoutError: a rank is missing; the message names it.
-        tensorflow.errors.InvalidArgumentError: a variable is malformed, or the
-            variables of two launchers contradict each other.
+        tensorflow.errors.InvalidArgumentError: an environment variable is malformed, or
+            the variables of two launchers contradict each other.
         ValueError: `timeout_s` is not a number above 0 and at most 86400.
 
     Example:
@@ -289,8 +290,9 @@ def _single_rank_mesh(generation: int) -> Mesh:
 def _expected_topology(placement: Placement) -> native.Topology:
     """Returns the topology that a newcomer of an elastic job shows to its program.
 
-    Until it joins the other ranks, its engine has only one rank. Its program builds and
-    traces everything as one of many ranks, and is not rank 0, which writes files.
+    Until the newcomer joins the other ranks, its engine has only one rank. Meanwhile
+    its program builds and traces everything as one of many ranks, and not as rank 0,
+    which writes files.
     """
     return native.Topology(
         rank=placement.rank,
@@ -306,8 +308,8 @@ def _expected_topology(placement: Placement) -> native.Topology:
 def reconnect(place: renewal.Place, timeout_s: float) -> None:
     """Leaves the generation that has ended, and connects the ranks of the next one.
 
-    What the core knew of the earlier generation is gone: lists of gradients have to be
-    registered again (`collectives.signature.register_again`).
+    The core forgets the earlier generation: gradient lists have to be registered again
+    (`collectives.signature.register_again`).
 
     Args:
         place: this process's place in the next generation.
@@ -322,7 +324,7 @@ def reconnect(place: renewal.Place, timeout_s: float) -> None:
         os.environ.update(place.variables(os.environ))
         runtime.state.generation = place.generation - 1
         _connect(timeout_s)
-        runtime.state.reduces_gradients = reduces_gradients  # in traced functions
+        runtime.state.reduces_gradients = reduces_gradients  # traced functions still do
 
 
 def shutdown() -> None:

@@ -1,4 +1,4 @@
-"""Input data for one rank: its share of a data set, in equal steps on all ranks.
+"""Input data: each rank's share of a data set, with equally many steps on all ranks.
 
 Example:
     >>> import numpy as np, tfdist

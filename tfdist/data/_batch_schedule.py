@@ -1,4 +1,4 @@
-"""BatchSchedule: global batches that change during a training."""
+"""BatchSchedule: a global batch size that changes during training."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from tfdist.data._epoch_order import check_int
 
 
 class BatchSchedule:
-    """The global batch of each epoch, for a batch that changes at certain epochs.
+    """A schedule of the global batch size, which may change at certain epochs.
 
-    A batch that is k times larger reduces the noise of the gradients as much as a rate
-    divided by k, with a k-th of the steps. Where a schedule would divide the rate,
-    multiply the batch.
+    Multiplying the batch size by k reduces the noise in training as much as dividing
+    the learning rate by k, and an epoch then has only 1/k of the steps. So where a
+    schedule would divide the learning rate, multiply the batch size instead.
 
-    Use it as `global_batch` of `tfdist.data.global_batches` or
+    Pass it as `global_batch` to `tfdist.data.global_batches` or
     `tfdist.data.samples_of_step`. The order of the samples in an epoch does not depend
-    on the batch, so that each is used at most once in every epoch; those that do not
-    fill a step at the end of an epoch are left out.
+    on the batch size, so each sample is used at most once per epoch. Samples at the end
+    of an epoch that do not fill a step are skipped.
 
     Args:
-        batches: dict from an epoch, counted from 0, to the global batch that is used
-            from this epoch on. Epoch 0 is required.
+        batches: dict that maps an epoch, counted from 0, to the global batch size from
+            that epoch on. Epoch 0 is required.
 
     Attributes:
         batches: the same dict, sorted by epoch.
 
     Raises:
-        TypeError: `batches` is no mapping, or has anything but integers.
-        ValueError: there is none for epoch 0, an epoch is below 0, or a batch below 1.
+        TypeError: `batches` is not a mapping of integers to integers.
+        ValueError: epoch 0 is missing, an epoch is negative, or a batch size is below
+            1.
 
     Example:
         >>> from tfdist.data import BatchSchedule
@@ -64,21 +65,21 @@ class BatchSchedule:
         return f"BatchSchedule({self.batches})"
 
     def batch_of(self, epoch: int) -> int:
-        """Returns the global batch of an epoch.
+        """Returns the global batch size of an epoch.
 
         Args:
-            epoch: counted from 0.
+            epoch: number of the epoch, counted from 0.
         """
         epoch = check_int("epoch", epoch, 0)
         return self.batches[max(begin for begin in self.batches if begin <= epoch)]
 
     def steps_before(self, epoch: int, *, total: int) -> int:
-        """Returns the number of steps in all epochs before one.
+        """Returns the total number of steps in the epochs before `epoch`.
 
         Use it to set the boundaries of a learning-rate schedule.
 
         Args:
-            epoch: counted from 0.
+            epoch: number of the epoch, counted from 0.
             total: number of samples in an epoch.
         """
         begins = [begin for begin in self.batches if begin < epoch]
@@ -88,14 +89,14 @@ class BatchSchedule:
         )
 
     def place_of(self, step: int, *, total: int) -> tuple[int, int]:
-        """Returns the epoch of a step, and its number in the epoch.
+        """Returns the epoch of a step, and the index of the step in that epoch.
 
         Args:
-            step: counted from 0 over all epochs.
-            total: number of samples in an epoch, at least the largest batch.
+            step: number of the step, counted from 0 over all epochs.
+            total: number of samples in an epoch, at least the largest batch size.
 
         Raises:
-            ValueError: there are fewer samples than in a batch.
+            ValueError: `total` is less than the largest batch size.
         """
         self.check_total(total)
         last = max(
@@ -118,7 +119,7 @@ class BatchSchedule:
 
 
 def schedule_of(global_batch: int | BatchSchedule) -> BatchSchedule:
-    """Returns the schedule of a global batch, which may be one for all epochs."""
+    """Converts a global batch to a schedule; a number is used in all epochs."""
     if isinstance(global_batch, BatchSchedule):
         return global_batch
     return BatchSchedule({0: check_int("global_batch", global_batch, 1)})

@@ -1,4 +1,4 @@
-"""Checks datasets whose samples are distributed to the ranks by position."""
+"""Checks datasets whose samples are distributed to the ranks by index."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _EVALUATE_THE_LOADER = (
     "The dataset comes from a Keras loader, which shuffles by default. Pass "
     "shuffle=False to the loader. With validation_split, shuffle=False would select "
     "different files, so write instead\n"
-    "    share = tfdist.data.shard(loaded, batch_size=...)  # what it returned\n"
+    "    share = tfdist.data.shard(loaded, batch_size=...)  # loaded: its dataset\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
-# Dataset that is one rank's part → number of parts (`mark`).
+# Dataset that was marked as one rank's part (`mark`) → number of parts.
 _part_counts: WeakRegistry[int] = WeakRegistry()
 
 
 def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Marks a dataset without `.shard(...)` as one rank's part of the samples.
+    """Marks a dataset as one rank's part of the samples, and returns it.
+
+    Needed for datasets that are divided in a different way than with `.shard(...)`.
 
     Args:
         dataset: the dataset to mark.
@@ -52,9 +54,9 @@ def is_part(dataset: tf.data.Dataset, size: int) -> bool:
 def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
     """Raises if the samples are not the same, in the same order, on all ranks.
 
-    Samples can only be distributed by position if this holds. With a random order, or
-    if the dataset is already sharded, some samples would be read by several ranks and
-    others by none.
+    Samples can be distributed by index only if all ranks have the same samples in the
+    same order. With a random order, or if the dataset is already sharded, some samples
+    would be read by several ranks and some by none.
 
     Args:
         dataset: dataset to distribute.
@@ -83,8 +85,8 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
         if _parts(node) == size > 1:
             raise ValueError(
                 f"The samples were already distributed to {size} ranks before "
-                f"{function}, which distributes them as well. Each rank would get a "
-                "part of a part, and most samples would be left out. Remove "
+                f"{function}, which distributes them again. Each rank would get a "
+                "part of a part, and most samples would never be read. Remove "
                 f".shard({size}, ...), tfdist.data.shard or tfdist.data.scatter from "
                 "the dataset."
             )
@@ -130,7 +132,7 @@ def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
 
 
 def _instead_of_shuffle(dataset: tf.data.Dataset, function: str) -> str:
-    """Returns the advice for a dataset that is shuffled."""
+    """Returns advice for the error about a dataset that is shuffled."""
     shards = function == "tfdist.data.shard"
     if _has_loader(dataset):
         return _SHARD_THE_LOADER if shards else _EVALUATE_THE_LOADER
@@ -154,8 +156,9 @@ def _has_loader(dataset: tf.data.Dataset) -> bool:
 def _check_cache(node: Any, function: str, size: int) -> None:
     """Raises if several ranks on this host would write a cache to the same file.
 
-    A complete cache file is allowed, because all ranks can read it. A name is assumed
-    to differ between ranks if its last path component contains the rank number.
+    A complete cache file is allowed, because all ranks can read it. A file name is
+    assumed to differ between ranks if its last path component contains the number of
+    this rank or of the local rank.
     """
     if not type(node).__name__.endswith("CacheDataset") or size == 1:
         return
@@ -175,7 +178,7 @@ def _check_cache(node: Any, function: str, size: int) -> None:
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields the dataset and all its inputs, from the end to the sources."""
+    """Yields a dataset and all its direct and indirect inputs, up to the sources."""
     waiting = [dataset]
     while waiting:
         node = waiting.pop(0)
@@ -184,7 +187,10 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def _parts(node: Any) -> int | None:
-    """Returns into how many parts a node divides the samples; None if not known."""
+    """Returns the number of parts into which a step of a dataset divides the samples.
+
+    None if the step does not divide them, or if the number is not known.
+    """
     if type(node).__name__ != "_ShardDataset":
         return _part_counts.get(node)
     count = tf.get_static_value(node._num_shards)
@@ -202,12 +208,12 @@ def _shuffles_inside(node: Any) -> bool:
 
 
 def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
-    """Returns whether a node is `sample_from_datasets` with different orders by rank.
+    """Returns whether a step is a `sample_from_datasets` whose order differs by rank.
 
     Args:
-        node: node of a dataset.
-        same_iterator: True if the n-th iterators of all ranks are used together, so
-            that a seed is sufficient.
+        node: a step of a dataset.
+        same_iterator: whether all ranks use their n-th iterators at the same time. A
+            seed is then sufficient for equal orders.
     """
     if type(node).__name__ != "_DirectedInterleaveDataset":
         return False
@@ -224,10 +230,10 @@ def count_rows(data: Any, expected: str) -> int:
 
     Args:
         data: the arrays, with the samples along the first axis.
-        expected: what the caller accepts, for messages.
+        expected: the types that the caller accepts, for messages.
 
     Raises:
-        TypeError: `data` is a list, or contains something without rows.
+        TypeError: `data` is or contains a list, or something that cannot be sliced.
         ValueError: the arrays have different lengths.
     """
     if _has_list(data):

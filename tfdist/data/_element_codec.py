@@ -1,10 +1,11 @@
 """Pure functions that encode dataset elements as bytes.
 
-In this module an element is a flat list of tensors, in the order of `tf.nest.flatten`.
-A block is a sequence of elements whose tensors have equal shapes. It is sent as a small
-description (number of elements, shapes, numbers of bytes) and one section of bytes for
-each tensor. A section of numbers is a copy of their memory. A section of strings
-contains the lengths of the strings, then their bytes.
+In this module, an element of a dataset is a flat list of tensors, in the order of
+`tf.nest.flatten`. Several elements whose tensors have equal shapes are sent together as
+a block. A block consists of a small description (number of elements, shapes, sizes in
+bytes) and one section of bytes for each tensor. The section of a numeric tensor
+contains the values as they are in memory. The section of a string tensor contains the
+lengths of the strings, then their bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import tensorflow as tf
 
 MAX_ELEMENTS = 1024  # per block
 MAX_BYTES = 1 << 32  # per block
-ALIGNMENT = 64  # of each section, so that TensorFlow does not copy the array
-_LENGTH = np.dtype("<i8")
-_LONG_STRING = 4096  # average bytes above which strings are not joined in a copy
+ALIGNMENT = 64  # bytes, of each section, so that TensorFlow does not copy the array
+_LENGTH = np.dtype("<i8")  # type in which the length of a string is sent
+_LONG_STRING = 4096  # strings with a larger average size (bytes) are sent uncopied
 _TYPES = frozenset(
     "float16 bfloat16 float32 float64 complex64 complex128 bool string "
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
@@ -32,11 +33,15 @@ _TYPES = frozenset(
 
 
 def describe(spec: Any, place: str = "element") -> list[Any]:
-    """Returns an element_spec as plain data, for `restore`.
+    """Converts an element_spec to plain data, from which `restore` creates it again.
+
+    Args:
+        spec: the element_spec, or a part of it.
+        place: name of the part, for messages.
 
     Raises:
         TypeError: the spec contains something other than tensors in dicts and tuples.
-            The message names the position.
+            The message names the part.
 
     Example:
         >>> describe({"x": tf.TensorSpec([None, 2], tf.int32)})
@@ -68,7 +73,7 @@ _DICTS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict}
 
 
 def restore(plain: Any) -> Any:
-    """Returns the element_spec for plain data from `describe`."""
+    """Returns the element_spec that `describe` has converted to plain data."""
     kind = plain[0]
     if kind == "tensor":
         return tf.TensorSpec(plain[2], tf.as_dtype(plain[1]))
@@ -88,7 +93,7 @@ def can_send(dtype: tf.DType) -> bool:
 
 
 def shapes_of(element: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the arrays, numbers and strings in one element."""
+    """Returns the shape of each array, number or string in an element."""
     return [() if type(part) is bytes else np.shape(part) for part in element]
 
 
@@ -104,10 +109,10 @@ def bytes_of(part: Any) -> int:
 def encode(
     elements: Sequence[Sequence[Any]],
 ) -> tuple[dict[str, Any], list[memoryview]]:
-    """Encodes a block of elements with equal shapes.
+    """Encodes elements with equal shapes as a block.
 
     Args:
-        elements: at least one element; each is a list of NumPy arrays, NumPy numbers
+        elements: at least one element; each is a list of NumPy arrays, NumPy scalars
             or bytes.
 
     Returns:
@@ -146,24 +151,27 @@ def _section(column: Sequence[Any]) -> list[memoryview]:
 
 
 def _memory(array: np.ndarray) -> memoryview:
-    """Returns the bytes of an array, also for dtypes that memoryview does not know."""
+    """Returns the bytes of an array; dtypes that memoryview rejects are supported."""
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 def charge(description: dict[str, Any]) -> int:
-    """Returns the bytes a block uses in the receiver's buffer: 64 per element extra."""
+    """Returns the bytes that a block counts for in the receiver's buffer.
+
+    These are the bytes of the block, plus 64 for each element.
+    """
     return sum(description["bytes"]) + 64 * int(description["elements"])
 
 
 def room_for(description: dict[str, Any], columns: int) -> np.ndarray:
-    """Allocates aligned memory for the bytes of a block.
+    """Allocates an aligned buffer for the bytes of a block.
 
     Args:
-        description: the description that the sender sent.
+        description: the description that the sender has sent.
         columns: number of tensors per element.
 
     Raises:
-        ValueError: the description is not of a block with that many tensors.
+        ValueError: the description is not that of a block with `columns` tensors.
     """
     sizes = description.get("bytes")
     if not isinstance(sizes, list) or not all(map(_is_natural, sizes)):
@@ -183,12 +191,14 @@ def _is_natural(value: Any) -> bool:
 def decode(
     description: dict[str, Any], room: np.ndarray, dtypes: Sequence[tf.DType]
 ) -> list[np.ndarray]:
-    """Decodes a block to one array per tensor, with the elements along axis 0.
+    """Decodes a block of dataset elements to one array per tensor.
+
+    Axis 0 of the arrays is the index of the element.
 
     Args:
-        description: description from `encode`.
-        room: memory from `room_for`, filled with the bytes of the block. The returned
-            arrays of numbers are views of this memory.
+        description: description of the block, from `encode`.
+        room: buffer from `room_for`, filled with the bytes of the block. Numeric arrays
+            are returned as views of this buffer.
         dtypes: dtypes of the tensors.
 
     Raises:

@@ -1,9 +1,9 @@
 """Order of the samples in an epoch, the same for any number of ranks.
 
 Every step uses the next `global_batch` samples of a permutation that depends only on
-the seed and the epoch, and the ranks divide these samples. An interrupted run can
-therefore continue at the same sample with a different number of ranks. This module
-only uses NumPy.
+the seed and the epoch. The samples of a step are divided between the ranks. An
+interrupted run can therefore continue at the same sample with a different number of
+ranks. The order is computed with NumPy only.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _WORD = 1 << 64
 
 
 def epoch_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Returns a permutation of the samples, equal on all ranks, machines and versions.
+    """Returns a permutation of the samples, equal on all ranks and NumPy versions.
 
     The samples are sorted by random 64-bit keys. The key of sample i is the i-th word
     of the counter-based generator Philox4x64-10 with the key (seed, epoch), as returned
     by `numpy.random.Philox(key=[seed, epoch]).random_raw()`. If two keys are equal, the
-    sample with the lower number comes first. The paper defines these words; NumPy's
-    shuffling, which may change between versions, is not used.
+    sample with the lower index comes first. The words of the generator are defined in
+    the paper below. NumPy's shuffling, which may change between versions, is not used.
 
     Args:
         total: number of samples, at least 0.
         seed: the run's seed, 0..2**64 - 1.
-        epoch: 0..2**64 - 1; every epoch has a different order.
+        epoch: number of the epoch, 0..2**64 - 1; every epoch has a different order.
 
     Returns:
-        int64 array of shape `[total]` that contains each of 0..total - 1 once.
+        int64 array of shape `[total]` that contains each index 0..total - 1 once.
 
     Raises:
         TypeError: an argument is not an integer.
@@ -64,24 +64,25 @@ def positions(
     size: int | None = None,
     first_step: int = 0,
 ) -> np.ndarray:
-    """Returns the positions of the samples that one rank reads in each step.
+    """Returns the indices of the samples that one rank reads in each step.
 
     An epoch has `total // global_batch` steps. Step t uses the samples
     `epoch_order(total, seed, epoch)[t * global_batch:(t + 1) * global_batch]`, and
-    rank r reads the r-th of `size` equal parts of them. The remaining samples, fewer
-    than one global batch, are left out; they differ from epoch to epoch. The samples of
-    a step are therefore the same for any number of ranks, and each sample is read at
-    most once per epoch.
+    rank r reads the r-th of `size` equal parts of these samples. The samples of a step
+    are therefore the same for any number of ranks. Each sample is read at most once per
+    epoch. The last samples of the order, fewer than one global batch, are skipped; they
+    differ from epoch to epoch.
 
     Args:
         total: number of samples, at least `global_batch`.
-        global_batch: samples of all ranks in one step; a multiple of `size`.
+        global_batch: number of samples per step on all ranks together; a multiple of
+            `size`.
         seed: the run's seed, 0..2**64 - 1.
-        epoch: 0..2**64 - 1.
+        epoch: number of the epoch, 0..2**64 - 1.
         rank: the rank that reads; default `tfdist.rank()`.
         size: number of ranks; default `tfdist.size()`.
-        first_step: the first step to return, 0..steps; default 0. Use it to continue
-            an interrupted run after the steps that it has completed.
+        first_step: the first step to return, 0..`total // global_batch`; default 0. Use
+            it to continue an interrupted run after the steps that it has completed.
 
     Returns:
         int64 array of shape `[total // global_batch - first_step,
@@ -89,9 +90,9 @@ def positions(
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: the ranks do not divide the global batch equally, there are fewer
-            samples than ranks or than a global batch, or an argument is out of range.
-            The message contains valid values.
+        ValueError: `global_batch` is not a multiple of `size`, there are fewer samples
+            than ranks or than a global batch, or an argument is out of range. The
+            message contains valid values.
 
     Example:
         >>> from tfdist.data import positions
@@ -117,18 +118,18 @@ def positions(
 
 
 def step_at(total: int, *, position: int, batch: int) -> tuple[int, int, int]:
-    """Returns the step that begins at a position, if steps may differ in size.
+    """Returns the next step after a number of samples, if step sizes may differ.
 
-    The samples at the end of an epoch that do not fill a step are left out.
+    The samples at the end of an epoch that do not fill a step are skipped.
 
     Args:
         total: number of samples, at least `batch`.
-        position: number of samples, over all epochs, that are used or left out.
-        batch: samples of all ranks in the step.
+        position: number of samples used or skipped before the step, over all epochs.
+        batch: number of samples in the step, on all ranks together.
 
     Returns:
-        The epoch of the step, its first sample in the order of the epoch, and the
-        position after it.
+        The epoch of the step; the index of its first sample in the order of that epoch;
+        and the value of `position` after the step.
 
     Example:
         >>> from tfdist.data._epoch_order import step_at
@@ -147,7 +148,7 @@ def step_at(total: int, *, position: int, batch: int) -> tuple[int, int, int]:
 
 
 def rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Returns both, checked; those of this process where they are None."""
+    """Returns the checked arguments; None is replaced with this process's value."""
     rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
     size = runtime.size() if size is None else check_int("size", size, 1)
     if rank >= size:
@@ -157,7 +158,7 @@ def rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=2)
 def latest_order(total: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns `epoch_order`, kept for the next steps of the same epoch."""
+    """Returns `epoch_order`, cached for the next steps of the same epoch."""
     order = epoch_order(total, seed=seed, epoch=epoch)
     order.flags.writeable = False
     return order
@@ -168,7 +169,7 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
 
     Args:
         total: number of samples.
-        global_batch: samples of all ranks in one step.
+        global_batch: number of samples per step on all ranks together.
         size: number of ranks.
 
     Raises:

@@ -32,11 +32,12 @@ def global_batches(
     map_fn: Callable[..., Any] | None = None,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
-    """Returns this rank's share of each batch.
+    """Returns a dataset of batches with this rank's share of the samples of each step.
 
-    Use it with `tfdist.callbacks.Elastic`, which sets the epoch, and continues at the
-    same sample when the ranks change. Each step uses the next samples of an order that
-    does not depend on the number of ranks (`tfdist.data.epoch_order`).
+    Use the dataset with `tfdist.callbacks.Elastic`. The callback sets the epoch, and
+    continues at the same sample when ranks leave or join. Each step uses the next
+    samples of an order that does not depend on the number of ranks
+    (`tfdist.data.epoch_order`).
 
     With `global_batch`, a step uses that many samples, for any number of ranks, as in
     `tfdist.data.samples_of_step`: the ranks' shares differ by at most one sample. With
@@ -44,42 +45,47 @@ def global_batches(
     epoch has fewer steps. All ranks have the same number of steps.
 
     Without the callback, each pass over the dataset is the next epoch. A
-    `BatchSchedule` needs the callback, in every job: Keras expects the same number of
+    `BatchSchedule` always needs the callback, because Keras expects the same number of
     steps in all epochs.
 
     Args:
         data: the samples: an array, or a tuple or dict of arrays, with the samples
             along the first axis; or `tfdist.data.Records`. Arrays are kept in memory
             as tensors.
-        global_batch: samples of all ranks in one step, at least the number of ranks; or
-            a `tfdist.data.BatchSchedule`, to use larger batches in later epochs.
-        per_rank_batch: samples of one rank in one step. Exactly one of the two sizes
-            has to be given.
-        shuffle: whether every epoch has its own order; default True.
-        seed: base of the order, 0..2**64 - 1; default 0.
+        global_batch: number of samples per step on all ranks together, at least the
+            number of ranks; or a `tfdist.data.BatchSchedule`, to use larger batches in
+            later epochs.
+        per_rank_batch: number of samples per step on each rank. Pass either
+            `global_batch` or `per_rank_batch`.
+        shuffle: whether to shuffle the samples, differently in every epoch; default
+            True.
+        seed: seed of the shuffled order, 0..2**64 - 1; default 0.
         map_fn: function that is applied to each sample, in parallel. Its arguments are
             the components of a sample; for `Records`, the bytes of the record.
             Default: none.
-        drop_remainder: whether the remaining samples, too few for a step, are left out
-            of an epoch; with `shuffle`, other samples are left out in each epoch. If
-            False, they are added to the last step, which is possible only with
-            `global_batch`; use it for validation. Default True.
+        drop_remainder: whether to skip the samples at the end of an epoch that are too
+            few for a step. With `shuffle`, different samples are skipped in each epoch.
+            If False, these samples are added to the last step, which is possible only
+            with a constant `global_batch`; use it for validation. Default True.
 
     Returns:
-        A dataset with one element for each step, of unknown batch size: for n samples
-        `n // global_batch` elements, or `n // (per_rank_batch * size)`. In an elastic
-        job with `per_rank_batch`, `len` is the number of steps of a single rank; with a
-        `BatchSchedule`, that of an epoch with the smallest batch.
+        A dataset with one batch for each step; its `element_spec` has an unknown batch
+        size. For n samples, it has `n // global_batch` or
+        `n // (per_rank_batch * size)` batches. In an elastic job with `per_rank_batch`,
+        `len` returns the number of steps that a single rank would have. With a
+        `BatchSchedule`, it returns the number of steps in an epoch with the smallest
+        batch.
 
     Raises:
         TypeError: `data` is neither arrays nor `Records`, or an argument is not an
             integer.
-        ValueError: both sizes or none are given; there are fewer samples than in one
-            step; or arrays of different lengths; or `drop_remainder=False` with
-            `per_rank_batch`; or an argument is out of range.
-        tf.errors.InvalidArgumentError: when the dataset is iterated: the global batch
-            has fewer samples than there are ranks; or, with a `BatchSchedule`, or with
-            `per_rank_batch` in an elastic job, `fit` has no `Elastic`.
+        ValueError: both or neither of `global_batch` and `per_rank_batch` are given;
+            there are fewer samples than one step needs; the arrays have different
+            lengths; `drop_remainder=False` is used with `per_rank_batch` or with a
+            batch that changes; or an argument is out of range.
+        tf.errors.InvalidArgumentError: raised during iteration: the global batch is
+            smaller than the number of ranks; or `Elastic` is missing in `fit`, although
+            the data have a `BatchSchedule`, or `per_rank_batch` in an elastic job.
 
     Example:
         >>> import numpy as np, tfdist
@@ -120,22 +126,23 @@ def source_of(dataset: Any) -> Source | None:
 
 
 class Source:
-    """Samples, and the position from which the next iteration begins.
+    """The samples of a dataset, and the epoch and sample at which it continues.
 
     Args:
         data: the samples.
-        batch: samples of all ranks, or of one, in a step of each epoch.
-        is_per_rank: whether `batch` is the number for one rank.
-        shuffle: see `global_batches`, as for the other arguments.
+        batch: the global batch of each epoch, or the per-rank batch.
+        is_per_rank: whether `batch` is the per-rank batch.
+        shuffle: see `global_batches`, also for the arguments below.
 
     Attributes:
         total: number of samples.
-        is_per_rank: whether the number of ranks changes the samples of a step.
+        is_per_rank: whether the batch is per rank, so that the number of samples in a
+            step depends on the number of ranks.
         steps_vary: whether epochs may have different numbers of steps.
-        drop_remainder: whether the remaining samples are left out.
-        most_steps: number of steps of an epoch with the smallest batch on the smallest
-            possible number of ranks.
-        dataset: the batches of the current ranks, from the current position.
+        drop_remainder: whether samples that are too few for a step are skipped.
+        most_steps: largest possible number of steps in an epoch: with the smallest
+            batch, on the smallest possible number of ranks.
+        dataset: this rank's batches, from the epoch and sample set by `seek`.
     """
 
     def __init__(
@@ -174,27 +181,30 @@ class Source:
         self.dataset = _mapped(rows, read, map_fn).prefetch(tf.data.AUTOTUNE)
 
     def step_size(self, epoch: int, size: int) -> int:
-        """Returns the number of samples of a step on `size` ranks together."""
+        """Returns the number of samples that `size` ranks use together in a step."""
         batch = self._batch.batch_of(epoch)
         return batch * size if self.is_per_rank else batch
 
     def step_sizes(self, size: int) -> list[int]:
-        """Returns the numbers of samples that the steps of all epochs have."""
+        """Returns all global batch sizes that occur, in the order of the epochs."""
         return [self.step_size(epoch, size) for epoch in self._batch.batches]
 
     def steps_left(self, epoch: int, samples: int, size: int) -> int:
-        """Returns the number of steps of an epoch, on `size` ranks, after `samples`."""
+        """Returns how many steps an epoch has left after `samples`, on `size` ranks."""
         return (self.total - samples) // self.step_size(epoch, size)
 
     def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step, counted over all epochs, and its number there.
+        """Returns the epoch of a step, and the index of the step in that epoch.
 
-        For sizes that do not depend on the number of ranks.
+        Only for a global batch, which does not depend on the number of ranks.
+
+        Args:
+            step: counted from 0 over all epochs.
         """
         return self._batch.place_of(step, total=self.total)
 
     def describe(self) -> str:
-        """Describes what has to be equal on all ranks."""
+        """Describes the settings that have to be equal on all ranks."""
         each = " each" if self.is_per_rank else ""
         batches = self._batch.batches
         sizes = batches[0] if len(batches) == 1 else f"{batches} by epoch"
@@ -202,7 +212,7 @@ class Source:
         return f"{self.total} samples in steps of {sizes}{each}, {order}"
 
     def seek(self, epoch: int, samples: int = 0) -> None:
-        """Sets the position from which the next iterations begin.
+        """Sets the epoch and the sample at which the next iterations begin.
 
         Args:
             epoch: counted from 0.
@@ -211,7 +221,7 @@ class Source:
         self._position = (epoch, samples)
 
     def release(self) -> None:
-        """Lets each iteration be the next epoch, from epoch 0 on."""
+        """Undoes `seek`: each iteration is again the next epoch, from epoch 0 on."""
         self._position, self._next_epoch = None, itertools.count()
 
     def _check_sizes(self, ranks_may_change: bool) -> None:
@@ -242,7 +252,7 @@ class Source:
         )
 
     def _rows(self) -> Iterator[np.ndarray]:
-        """Yields the positions of this rank's samples, step by step."""
+        """Yields the indices of this rank's samples, one array per step."""
         if self.steps_vary and self._position is None:
             needs = "Data with a BatchSchedule need tfdist.callbacks.Elastic"
             if self.is_per_rank:
@@ -286,7 +296,7 @@ def _mapped(
     read: Callable[[tf.Tensor], Any],
     map_fn: Callable[..., Any] | None,
 ) -> tf.data.Dataset:
-    """Returns the samples of each step, read and mapped."""
+    """Returns a dataset that reads and maps the samples of each step."""
     if map_fn is None:
         return rows.map(read, num_parallel_calls=tf.data.AUTOTUNE)
 

@@ -1,4 +1,4 @@
-"""Splits the datasets of Keras's `..._dataset_from_directory` into their steps.
+"""Takes the datasets of Keras's `..._dataset_from_directory` apart, to shard the files.
 
 Such a dataset shuffles, decodes and batches a list of files and labels. If the complete
 dataset were sharded, every rank would decode all files, in an order that depends on the
@@ -21,12 +21,12 @@ _BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
 
 @dataclasses.dataclass
 class Loader:
-    """The parts of a loader's dataset.
+    """The steps of a dataset that a Keras loader has returned.
 
     Attributes:
-        source: the file names, or pairs of file name and label.
+        source: dataset of the file names, or of pairs of file name and label.
         paths: the file names, in the order of `source`.
-        decode: functions that are applied to each element of the source, one after
+        decode: functions that are applied to each element of `source`, one after
             another.
         shuffles: whether the loader shuffles.
         pads: whether the samples of a batch are padded to the same length.
@@ -39,7 +39,7 @@ class Loader:
     pads: bool
 
     def own_files(self, rank: int, size: int) -> tf.data.Dataset:
-        """Returns the elements of the source that belong to a rank.
+        """Returns a dataset of the elements of `source` that belong to a rank.
 
         The files are sharded by their index in the sorted list, because the loader's
         order depends on its seed, which may differ between ranks.
@@ -54,23 +54,23 @@ class Loader:
         return own.apply(count)
 
     def decode_files(self, files: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns a dataset of single samples, decoded from elements of the source."""
+        """Returns a dataset of single samples, decoded from elements of `source`."""
         for function in self.decode:
             files = files.map(function, num_parallel_calls=tf.data.AUTOTUNE)
         return files
 
 
 def is_of_loader(dataset: tf.data.Dataset) -> bool:
-    """Returns whether this dataset object was returned by a loader."""
+    """Returns whether a Keras loader has returned this dataset object."""
     return hasattr(dataset, _MARK)
 
 
 def take_apart(dataset: tf.data.Dataset) -> Loader | None:
-    """Returns the parts of a loader's dataset; None for any other dataset.
+    """Returns the steps of a Keras loader's dataset; None for any other dataset.
 
-    Also returns None if the structure of the dataset differs from the structure that
-    loaders create, for example because a step was added and the attribute
-    `class_names` was set again.
+    Also returns None if the structure of the dataset differs from that of a loader's
+    dataset, for example because the program has added a step and has set the attribute
+    `class_names` of the result.
     """
     if not is_of_loader(dataset):
         return None
@@ -109,7 +109,10 @@ def _kind(node: Any) -> str:
 
 
 def _chain(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and its inputs, then None."""
+    """Yields a dataset, its input, the input of that input and so on, then None.
+
+    Stops at a dataset with several inputs.
+    """
     node = dataset
     while node is not None:
         yield node
@@ -119,7 +122,10 @@ def _chain(dataset: Any) -> Iterator[Any]:
 
 
 def _paths(source: Any) -> list[bytes] | None:
-    """Returns the strings of a `from_tensor_slices(strings)`, which may be zipped."""
+    """Returns the strings of a dataset `from_tensor_slices(strings)`; None for others.
+
+    If datasets are zipped, the strings are those of the first one.
+    """
     if _kind(source) == "_ZipDataset":
         source = source._inputs()[0]
     if _kind(source) != "_TensorSliceDataset" or len(source._tensors) != 1:

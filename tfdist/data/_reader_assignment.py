@@ -1,4 +1,4 @@
-"""A pure function that determines which rank reads for each rank."""
+"""Assignment of a reader, a rank that reads the data, to each rank."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
     """Returns the rank that reads for each rank.
 
     Ranks are ordered by host and divided into contiguous groups; the first rank of each
-    group reads for the group. With as many readers as hosts, each group is one host.
-    With fewer readers, a group consists of several neighbouring hosts. With more
-    readers, the ranks of a host are divided evenly into groups.
+    group reads for the group. With as many readers as hosts, each group consists of the
+    ranks of one host. With fewer readers, a group consists of the ranks of one or more
+    consecutive hosts. With more readers, the ranks of a host are divided evenly into
+    groups.
 
     Args:
-        host_of: index of the host of each rank.
+        host_of: for each rank, the index of its host.
         readers: number of ranks that read, from 1 to the number of ranks.
 
     Returns:

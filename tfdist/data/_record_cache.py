@@ -24,7 +24,7 @@ _logger = logging.getLogger("tfdist")
 
 
 class Cache:
-    """A file that stores the index of other files.
+    """A cache file, which stores the index of record files.
 
     Args:
         name: path of the cache file.
@@ -39,8 +39,11 @@ class Cache:
     def read(self) -> indexing.Index | None:
         """Returns the stored index; None if there is none or the files have changed.
 
+        Also returns None, with a warning, if the cache file is damaged.
+
         Raises:
             FileNotFoundError: one of the indexed files is missing.
+            OSError: the cache file cannot be read.
             ValueError: the cache file exists but is not an index.
         """
         self._stamps = stamps_of(self._paths)
@@ -54,7 +57,7 @@ class Cache:
         if not _is_index(data):
             raise ValueError(
                 f"{self._name}: expected an index of records from an earlier run, or "
-                "no file, found a different file, which would be overwritten. Pass a "
+                "no file, found a different file, which is not overwritten. Pass a "
                 "different name as cache=, or remove the file."
             )
         try:
@@ -106,7 +109,7 @@ class Cache:
 
 
 def _is_index(data: bytes) -> bool:
-    """Returns whether a file is an index, possibly damaged, and may be replaced."""
+    """Returns whether a file is an index and may be replaced; it may be damaged."""
     if not data.startswith(_ZIP):
         return not data
     try:
@@ -119,7 +122,7 @@ def _is_index(data: bytes) -> bool:
 
 
 def stamps_of(paths: Sequence[str]) -> np.ndarray:
-    """Returns size and modification time (ns) of each file; int64 `[files, 2]`.
+    """Returns the size and modification time (ns) of each file; int64 `[files, 2]`.
 
     Raises:
         FileNotFoundError: a file is missing.

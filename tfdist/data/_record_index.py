@@ -1,4 +1,4 @@
-"""The index of TFRecord files: length and offset of each record.
+"""Index of TFRecord files: the length and offset of each record.
 
 References:
     tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
@@ -18,9 +18,11 @@ import tensorflow as tf
 
 from tfdist.collectives.tf_ops.op_library import native_ops
 
-# A record has a length and a checksum before its data, and a checksum after them.
+# The header of a record contains a length and a checksum; the footer is a checksum of
+# the data.
 HEADER_BYTES, FOOTER_BYTES = 12, 4
-# A file system serves many requests in parallel; a cached header takes 1 us.
+# Files are read in parallel, because a file system serves many requests at a time.
+# Reading a header that is cached takes 1 us.
 THREADS = 16
 _SHARD = re.compile(r"(?P<stem>.*-)(?P<index>\d{5,})-of-(?P<total>\d{5,})(?P<end>.*)")
 # Text that TensorFlow adds before and after a message.
@@ -29,12 +31,12 @@ _FRAME = re.compile(r"^\{\{.*?\}\}\s*|\s*\[Op:\w+\].*$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Index:
-    """Number and lengths of the records in the files.
+    """The number of records in each file, and the length of each record.
 
     Attributes:
         counts: int64 `[files]`, number of records in each file.
-        lengths: int64 `[records]`, bytes of each record's data, in the order of the
-            files.
+        lengths: int64 `[records]`, size of each record's data in bytes, in the order of
+            the files.
     """
 
     counts: np.ndarray
@@ -42,7 +44,7 @@ class Index:
 
     @property
     def first(self) -> np.ndarray:
-        """int64 `[files + 1]`: position of each file's first record, then the total."""
+        """int64 `[files + 1]`: index of each file's first record, then the total."""
         return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
 
     @property
@@ -54,7 +56,7 @@ class Index:
         return (starts[:-1] - of_file + HEADER_BYTES).astype(np.int64)
 
     def fits(self, sizes: np.ndarray) -> bool:
-        """Returns whether the index is valid for files of these sizes in bytes."""
+        """Returns whether the index is valid for files of these sizes (in bytes)."""
         if self.counts.shape != sizes.shape or self.counts.sum() != len(self.lengths):
             return False
         ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
@@ -63,7 +65,7 @@ class Index:
 
 
 def join(parts: Sequence[np.ndarray]) -> Index:
-    """Builds an index from the record lengths of several files."""
+    """Builds an index from the record lengths of each file."""
     counts = np.array([len(part) for part in parts], np.int64)
     return Index(counts, np.concatenate([np.zeros(0, np.int64), *parts]))
 
@@ -99,7 +101,7 @@ def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def digest(paths: Sequence[str]) -> str:
-    """Returns a digest of a list of files, independent of their common folder."""
+    """Returns a digest of a list of file names, without their common folder."""
     common = os.path.commonprefix(list(paths))
     start = common.rfind("/") + 1
     names = "\0".join(path[start:] for path in paths)
@@ -107,9 +109,10 @@ def digest(paths: Sequence[str]) -> str:
 
 
 def check_families(paths: Sequence[str]) -> None:
-    """Raises if files of a family `...-00003-of-00008` are missing or misnumbered.
+    """Raises if files of a split `...-00003-of-00008` are missing or misnumbered.
 
-    A list that is built from a pattern does not reveal that a file was not copied.
+    If the list of files is built from a pattern, a file that was not copied would
+    otherwise go unnoticed.
 
     Raises:
         ValueError: files are missing or misnumbered. The message names the missing
@@ -149,7 +152,7 @@ def check_families(paths: Sequence[str]) -> None:
 
 
 def index_files(paths: Sequence[str]) -> list[np.ndarray]:
-    """Returns the lengths of the records of each file, read in parallel.
+    """Reads files in parallel, and returns the record lengths of each file.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -165,7 +168,7 @@ def index_files(paths: Sequence[str]) -> list[np.ndarray]:
 
 
 def index_file(path: str) -> np.ndarray:
-    """Returns the lengths of the records of one file, in bytes; int64 `[records]`."""
+    """Returns the record lengths of one file in bytes; int64 `[records]`."""
     try:
         with tf.device("/CPU:0"):
             return native_ops().tfdist_index_records(path).numpy()
@@ -188,7 +191,8 @@ def check_counts(
         expected: expected number of records in each file; None: at least one record.
 
     Raises:
-        ValueError: a number differs. The message contains the file and both numbers.
+        ValueError: a number differs from `expected`, or a file is empty and `expected`
+            is None. The message names the file.
     """
     for i, (path, count) in enumerate(zip(paths, found, strict=True)):
         if expected is None and count == 0:

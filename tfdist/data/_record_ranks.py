@@ -1,8 +1,7 @@
 """Builds the index of many files on all ranks together.
 
 Rank r reads the files r, r + size, ..., and the ranks exchange the results. The cost
-per rank therefore decreases with the number of ranks, and all ranks have the same
-index.
+per rank therefore decreases with the number of ranks, and all ranks get the same index.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def coordinated_call(
 def agreed_paths(
     call: CoordinatedCall | None, look: Callable[[], tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Returns the file names after comparing them between all ranks.
+    """Returns this rank's file names, after comparing them between all ranks.
 
     Args:
         call: call that coordinates all ranks; None if this rank works alone.
-        look: returns this rank's file names, or raises.
+        look: function that returns this rank's file names, or raises.
 
     Returns:
-        The names.
+        The file names, equal on all ranks if `call` is not None.
 
     Raises:
         tfdist.MismatchError: the ranks have different files or different orders.
@@ -78,8 +77,9 @@ def build(
         call: call that coordinates all ranks; None if this rank works alone.
         paths: the files, the same on all ranks.
         counts: expected number of records in each file; None if unknown.
-        cache: the file in which the first rank stores the index; None: the index is
-            not stored. The values on other ranks are ignored.
+        cache: name of the file in which the first rank, or a rank that works alone,
+            stores the index; None: the index is not stored. The names on the remaining
+            ranks are ignored.
     """
     place, size = 0, 1
     if call is not None:
@@ -93,7 +93,8 @@ def build(
 
     (store, known), facts = _stage(call, "the cache of the index", look)
     keeps, kept = facts[0]["keeps"], facts[0]["kept"]
-    # The files of each rank. If the first rank has a cached index, it has all files.
+    # The indices of the files that each rank handles. If the first rank has found a
+    # cached index, it handles all files.
     shares = [range(r, len(paths), size) for r in range(size)]
     if kept:
         shares = [range(len(paths)), *[range(0)] * (size - 1)]
@@ -128,10 +129,10 @@ def build(
 def merge(
     shares: Sequence[range], counts: Sequence[np.ndarray], lengths: np.ndarray
 ) -> indexing.Index:
-    """Merges the parts of all ranks in the order of the files.
+    """Merges the ranks' parts of the index in the order of the files.
 
     Args:
-        shares: for each rank, the indices of the files it has read.
+        shares: for each rank, the indices of the files that it has read.
         counts: for each rank, the number of records in each of these files.
         lengths: lengths of all records, in the order of the ranks.
 
@@ -158,7 +159,16 @@ def _stage(
     name: str,
     work: Callable[[], tuple[T, dict[str, Any]]],
 ) -> tuple[T, list[dict[str, Any]]]:
-    """Calls `work` and exchanges its facts with the other ranks, if there are any."""
+    """Calls `work` and exchanges the facts that it returns with the other ranks.
+
+    Args:
+        call: call that coordinates all ranks; None if this rank works alone.
+        name: name of the stage, for messages.
+        work: function that returns a result for this rank, and facts for all ranks.
+
+    Returns:
+        This rank's result, and the facts of all ranks in rank order.
+    """
     if call is not None:
         return call.run(name, work)
     result, facts = work()

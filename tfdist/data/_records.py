@@ -16,11 +16,11 @@ from tfdist.data import _record_ranks as ranks
 
 
 class Records:
-    """Records that can be read by position, in any order.
+    """Records stored in files, which can be read by index, in any order.
 
     To create an instance, call `Records.from_tfrecords` or `Records.from_files`. The
-    records have the positions 0..len(records) - 1, in the order of the files and of
-    the records in each file. `read` works in eager mode, in a `tf.function`, and in
+    records are numbered 0..len(records) - 1, in the order of the files and of the
+    records in each file. `read` works in eager mode, in a `tf.function`, and in
     `tf.data.Dataset.map`.
 
     Example:
@@ -59,8 +59,9 @@ class Records:
     ) -> Records:
         """Opens TFRecord files for random access.
 
-        Reads the header of every record, 12 bytes, to find its offset. With more than
-        one rank, all ranks call this method. Each rank reads a part of the files, and
+        Reads the 12-byte header of every record and builds an index of all record
+        offsets. With more than one rank, all ranks have to call this method (unless
+        `together=False`). Each rank then reads the headers of a part of the files, and
         all ranks get the complete index. An error on one rank is raised on all ranks.
 
         Args:
@@ -71,12 +72,13 @@ class Records:
             all_shards: whether the list must contain all files of a split, e.g. all 8
                 files if one is named `...-00003-of-00008...`. Default True.
             cache: file (`.npz`) in which rank 0 stores the index for the next run. The
-                stored index is used as long as sizes and modification times of the
-                files do not change. Default: no cache. Names on other ranks are
-                ignored.
+                stored index is used as long as the sizes and modification times of the
+                files do not change. The names passed on the other ranks are ignored.
+                With `together=False`, each rank uses its own cache file. Default: no
+                cache.
             together: whether all ranks have the same files and share the work. If
-                False, this rank reads all its files and may have different ones.
-                Default True.
+                False, this rank indexes all its files alone, and its files may differ
+                from those of the other ranks. Default True.
             timeout_s: seconds to wait for the slowest rank; default
                 `TFDIST_TIMEOUT_S`.
 
@@ -84,14 +86,17 @@ class Records:
             The records.
 
         Raises:
-            TypeError: `cache` is not a name.
+            TypeError: `files` is a single name instead of a list, or `cache` is not a
+                name.
             FileNotFoundError: a file is missing.
-            OSError: a file cannot be read, or `cache` cannot be written.
+            OSError: a file cannot be read, or `cache` cannot be read or written.
             ValueError: a file is truncated, damaged or not a TFRecord file, its number
-                of records differs from `counts`, or a file of the split is missing.
-                The message contains the file and the expected and actual values.
+                of records differs from `counts`, a file of the split is missing, the
+                list is empty or contains a file twice, or `cache` is an existing file
+                that is not an index. The message names the file and the expected and
+                actual values.
             tfdist.RankFailedError: another rank raised one of these errors.
-            tfdist.MismatchError: the ranks have different files.
+            tfdist.MismatchError: the ranks have different files or different orders.
         """
         call = ranks.coordinated_call(
             "data.Records.from_tfrecords", together, timeout_s
@@ -125,19 +130,20 @@ class Records:
     ) -> Records:
         """Uses complete files as records, e.g. a folder of images.
 
-        Files are opened only when they are read. With more than one rank, all ranks
-        call this method, and their lists of files are compared.
+        A file is opened only when its record is read. With more than one rank, all
+        ranks have to call this method (unless `together=False`), and their lists of
+        files are compared.
 
         Args:
             files: file names, in the same order on all ranks. Sort the list of a
                 folder.
-            together: whether all ranks have the same files. If False, this rank may
-                have different files. Default True.
+            together: whether all ranks have the same files. If False, the lists are
+                not compared, and the ranks may have different files. Default True.
             timeout_s: seconds to wait for the slowest rank; default
                 `TFDIST_TIMEOUT_S`.
 
         Returns:
-            The records; the record at position i is the content of `files[i]`.
+            The records; record i is the content of `files[i]`.
 
         Raises:
             TypeError: `files` is a single name instead of a list.
@@ -153,7 +159,7 @@ class Records:
         return len(self._files if self._index is None else self._index.lengths)
 
     def __repr__(self) -> str:
-        """Returns a text with the numbers of records and files."""
+        """Returns a string with the number of records and the number of files."""
         return f"<Records: {len(self)} in {len(self._files)} files>"
 
     @property
@@ -171,6 +177,9 @@ class Records:
     def locate(self, position: int) -> str:
         """Returns the location of a record: `"FILE, record 17"`, or `"FILE"`.
 
+        Args:
+            position: index of the record, 0..len(self) - 1.
+
         Raises:
             IndexError: the position is out of range.
         """
@@ -187,7 +196,8 @@ class Records:
         """Reads records.
 
         Args:
-            positions: integer tensor of any shape `S`, with values 0..len(self) - 1.
+            positions: indices of the records, 0..len(self) - 1, as an integer tensor
+                of any shape `S`.
 
         Returns:
             The records, as a string tensor of shape `S`.
@@ -195,7 +205,8 @@ class Records:
         Raises:
             TypeError: the positions are not integers.
             tensorflow.errors.DataLossError: the checksum of a record is wrong, or the
-                file ends before the record does. The message names file and record.
+                file ends before the record does. The message names the file and the
+                record.
             tensorflow.errors.NotFoundError: a file is missing.
             tensorflow.errors.InvalidArgumentError: a position is out of range.
         """
@@ -211,7 +222,7 @@ class Records:
 
     @functools.cached_property
     def _tensors(self) -> dict[str, tf.Tensor]:
-        """Index tensors for the operation, which graphs capture instead of copying."""
+        """The index as tensors, which graphs capture instead of copying them."""
         index = self._index
         none = np.zeros(0, np.int64)
         with tf.init_scope(), tf.device("/CPU:0"):
@@ -226,9 +237,9 @@ class Records:
 def _keep_open(files: int) -> int:
     """Returns how many files a kernel may keep open.
 
-    Returns 0 in eager mode: TensorFlow keeps the kernels of eager operations forever,
-    so a kernel with an open file would read the old contents after the file has been
-    replaced.
+    Returns 0 in eager mode: TensorFlow caches the kernels of eager operations forever.
+    A cached kernel with an open file would still read the old contents after the file
+    has been replaced.
     """
     if tf.executing_eagerly():
         return 0

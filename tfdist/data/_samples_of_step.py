@@ -1,4 +1,4 @@
-"""samples_of_step: the samples of one step, for loops that call it by number."""
+"""samples_of_step: the samples of one step, for custom loops that count their steps."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ def samples_of_step(
     rank: int | None = None,
     size: int | None = None,
 ) -> np.ndarray:
-    """Returns the positions of the samples that one rank uses in one step.
+    """Returns the indices of the samples that one rank uses in one step.
 
     Steps are counted over all epochs: step t is step `t % steps` of epoch `t // steps`,
-    with `steps = total // global_batch`, and its samples are those of `positions`. With
-    a `BatchSchedule`, epochs have different numbers of steps. Here the ranks need not
-    divide the global batch equally: their parts differ by at most one sample, and the
-    first ranks have the larger ones. If they differ, pass the number of samples as
-    `weight` to `tape.gradient`, so that all samples count equally.
+    with `steps = total // global_batch`. It uses the same samples as with `positions`.
+    With a `BatchSchedule`, epochs have different numbers of steps.
+
+    Unlike with `positions`, the global batch need not be a multiple of the number of
+    ranks. The ranks' parts of a step then differ by one sample, and the lowest ranks
+    have the larger parts. In this case, pass the number of samples as `weight` to
+    `tape.gradient`, so that all samples count equally.
 
     Use it in a loop over `tfdist.elastic.State.steps`, where the number of ranks may
     change from one step to the next: the samples of a step stay the same.
 
     Args:
         total: number of samples, at least `global_batch`.
-        global_batch: samples of all ranks in one step, at least `size`; or a
-            `tfdist.data.BatchSchedule`.
+        global_batch: number of samples per step on all ranks together, at least `size`;
+            or a `tfdist.data.BatchSchedule`.
         seed: the run's seed, 0..2**64 - 1.
         step: number of the step, counted from 0 over all epochs.
         rank: the rank that uses the samples; default `tfdist.rank()`.
@@ -43,8 +45,8 @@ def samples_of_step(
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: there are fewer samples than a global batch, or fewer samples in a
-            global batch than ranks, or an argument is out of range.
+        ValueError: a global batch is larger than `total` or smaller than `size`, or an
+            argument is out of range.
 
     Example:
         >>> from tfdist.data import samples_of_step

@@ -1,4 +1,4 @@
-"""Reads data on a few ranks, which send the other ranks their parts."""
+"""Reads data on a few ranks, which send each of the remaining ranks its elements."""
 
 from __future__ import annotations
 
@@ -27,35 +27,37 @@ def scatter(
     readers: int = 1,
     buffer_bytes: int = 64 << 20,
 ) -> tf.data.Dataset:
-    """Reads the datasets of all ranks on a few ranks, which send the elements.
+    """Reads the datasets of all ranks on a few ranks, and sends each rank its elements.
 
     Use `scatter` if not all ranks can access the data, or if the file system is faster
     with few readers. In every iteration, each rank gets the same elements in the same
     order, with the same shapes and types, as if it read its dataset itself.
 
-    All ranks have to call this function, in the same order as other collectives.
-    `readers` ranks read; they are spread over the hosts. Each reader reads its own
-    dataset directly, and prefetches the datasets of other ranks in threads. If an
-    iterator is dropped before the end (by `break` or `steps_per_epoch`), its reader
-    stops reading. If an iterator is read from while older iterators have not been read
-    from yet, the newest 16 of the older ones can still be used; reading from the
-    others raises an error.
+    All ranks have to call this function, in the same order relative to collectives. The
+    ranks that read are spread over the hosts. Each of them reads its own dataset
+    directly, and reads ahead in the datasets of other ranks in separate threads.
+
+    If an iterator is discarded before the end (by `break` or `steps_per_epoch`), the
+    reader stops reading for it. Reading from an iterator discards older iterators that
+    have not been read from yet, except the newest 16 of them. Reading from a discarded
+    iterator raises an error.
 
     Args:
         dataset: a function that accepts a rank and returns the `tf.data.Dataset` of
             that rank. The function is called only on the rank that reads the dataset.
-            All random operations in it need a seed, because without a seed two
+            All random operations in the function need a seed. Without a seed, two
             iterations differ, with or without `scatter`. All ranks also need the same
             global seed (`keras.utils.set_random_seed`), which TensorFlow combines with
-            every other seed. Alternatively, a `tf.data.Dataset` that is not shuffled;
-            element i then belongs to rank i mod `size()`. Elements are tensors of
-            numbers, bool or strings, in dicts and tuples; dimensions may be unknown.
+            the seed of each operation. Alternatively, a `tf.data.Dataset` that is not
+            shuffled; element i then belongs to rank i mod `size()`. Elements are
+            tensors of numbers, bool or strings, in dicts and tuples; dimensions may be
+            unknown.
         readers: number of ranks that read, from 1 to `size()`; default 1.
-        buffer_bytes: bytes that a rank may receive in advance; a single larger element
-            is also allowed. Default 64 MiB.
+        buffer_bytes: maximum number of bytes that a rank receives in advance; a single
+            larger element is also allowed. Default 64 MiB.
 
     Returns:
-        The dataset of this rank, with the same cardinality as on the reader.
+        The dataset of this rank. Its cardinality is that of the dataset on the reader.
 
     Raises:
         ValueError: `readers` or `buffer_bytes` is out of range, or the dataset is
@@ -63,12 +65,13 @@ def scatter(
         TypeError: `dataset` is neither a dataset nor a function that returns one, or
             its elements cannot be sent.
         tfdist.MismatchError: the ranks use different arguments.
-        tfdist.RankFailedError: a reader could not create the dataset of a rank.
+        tfdist.RankFailedError: a reader could not create the dataset of a rank. The
+            reader itself raises the original error.
 
     During iteration, errors are raised as TensorFlow errors. `tfdist.errors.from_tf`
     converts them to `RankFailedError` (the reader has failed) or `TimeoutError` (the
     reader has sent no element within `TFDIST_TIMEOUT_S`). An error in a dataset is
-    raised on the rank to which the dataset belongs.
+    raised on the rank to which the dataset belongs, not on the reader.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -120,13 +123,13 @@ def scatter(
 
 
 class _Calls:
-    """Counter of the calls of scatter in this world."""
+    """Counter of the calls of `scatter` in this world."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def next(self) -> int:
-        """Returns the number of the next call."""
+        """Returns the number of the next call; the first call has number 1."""
         self._count += 1
         return self._count
 
@@ -135,7 +138,10 @@ class _Calls:
 
 
 def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
-    """Compares the arguments between all ranks, so that all ranks raise or none."""
+    """Checks and compares the arguments of all ranks; either all ranks raise or none.
+
+    This prevents a rank from waiting for ranks that have raised.
+    """
     if isinstance(dataset, tf.data.Dataset):
         kind = "a tf.data.Dataset"
     else:
@@ -202,7 +208,7 @@ def _serve(
     credentials, address = runtime.credentials()
     if credentials is None:
         raise RuntimeError(
-            "several ranks without a credentials (this is a bug in tfdist)"
+            "several ranks without credentials (this is a bug in tfdist)"
         )
     service = runtime.get_resource(
         "data/reading", lambda: ReadingService(credentials, address, _timeout_s())
@@ -223,7 +229,7 @@ def _receive(
     credentials, _ = runtime.credentials()
     if credentials is None:
         raise RuntimeError(
-            "several ranks without a credentials (this is a bug in tfdist)"
+            "several ranks without credentials (this is a bug in tfdist)"
         )
     index, cardinality, is_part = shared["datasets"][topology.rank]
     host, port = shared["listening"]["address"]

@@ -1,9 +1,9 @@
-"""Client of `tfdist.data.scatter`, which receives elements from a rank's reader.
+"""Client of `tfdist.data.scatter`, which receives elements from this rank's reader.
 
 Each iterator of the dataset opens a separate connection, with a thread that receives
-elements in advance. TensorFlow gets blocks of elements from a generator. While no block
-is available, the generator yields an empty block from time to time, so that TensorFlow
-notices when an iterator has been dropped.
+elements in advance. Elements are sent in blocks (`_element_codec`), which TensorFlow
+gets from a generator. While no block is available, the generator yields an empty block
+every 20 ms, so that TensorFlow can discard the iterator if it is no longer used.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from tfdist.data._scatter_server import claims
 _POLL_S = 0.02
 _RETRY_S = 0.05
 _CLOSE_S = 2.0
-_VERDICT_S = 0.5  # time for the ranks to agree on the cause of a failure
+_VERDICT_S = 0.5  # time in which the ranks agree on the cause of a failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The reader of a dataset, and how to reach it.
+    """The reader of a dataset, and the settings of the connection to it.
 
     Attributes:
         credentials: this rank's credentials.
         reader: the rank that reads.
-        same_host: whether the reader is on this host.
-        address: address where the reader listens for other hosts.
-        unix_name: socket name where the reader listens for its own host.
-        dataset: number of the call of scatter.
-        window: bytes that may be received in advance.
+        same_host: whether to connect by a Unix socket on this host instead of by TCP.
+        address: address on which the reader listens for ranks of different hosts.
+        unix_name: name of the Unix socket on which the reader listens for ranks of the
+            same host.
+        dataset: number of the call of `scatter` that created the dataset.
+        window: maximum number of bytes received in advance.
         timeout_s: seconds to wait for an element.
-        generation: generation number of the world.
+        generation: number of the generation that created the dataset.
     """
 
     credentials: LinkCredentials = field(repr=False)
@@ -76,7 +77,7 @@ class Receivers:
         self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
     def add(self, iteration: Iteration) -> None:
-        """Adds an iteration for `close`."""
+        """Registers an iteration, so that `close` closes it."""
         self._iterations.add(iteration)
 
     def close(self) -> None:
@@ -90,13 +91,13 @@ class Receivers:
 
 
 class Iteration:
-    """One iterator over the elements that a reader sends.
+    """One iteration over the elements that a reader sends, with its receiving thread.
 
     Args:
         source: the reader.
-        number: function, called in the thread, that returns the number of iterators
-            created earlier.
-        dtypes: dtypes of the tensors of an element.
+        number: function that returns how many iterators of the dataset were created
+            before this one. It is called in the thread.
+        dtypes: dtypes of the tensors in an element.
     """
 
     def __init__(
@@ -126,11 +127,17 @@ class Iteration:
     # ---- for the generator ----
 
     def next_block(self) -> list[np.ndarray] | None:
-        """Returns the next block, empty arrays if none is available, None at the end.
+        """Returns the next block: one array per tensor, with the elements along axis 0.
+
+        Waits for at most 20 ms.
+
+        Returns:
+            The block; an empty list if no block is available yet; None at the end of
+            the dataset.
 
         Raises:
-            RuntimeError: the reader or its dataset failed, or no element was received
-                within `timeout_s`.
+            RuntimeError: the reader or its dataset failed, a rank has failed, no
+                element was received within `timeout_s`, or the iteration was closed.
         """
         with self._condition:
             if not self._blocks and not self._is_finished():
@@ -142,7 +149,7 @@ class Iteration:
                 raise RuntimeError(self._failure)
             elif self._closed:
                 raise RuntimeError(
-                    _public("shutdown", "tfdist.shutdown() ended the reading", None)
+                    _public("shutdown", "tfdist.shutdown() ended the iteration", None)
                 )
             elif self._ended:
                 return None
@@ -160,7 +167,7 @@ class Iteration:
         try:
             stream.send({"taken": 1})
         except OSError:
-            pass  # the connection has ended; blocks received before are valid
+            pass  # the connection has ended; blocks received earlier are valid
 
     def _check_waiting(self) -> None:
         """Raises if a rank has failed or the next element is overdue."""
@@ -182,7 +189,7 @@ class Iteration:
             )
 
     def close(self) -> None:
-        """Ends the iteration and drops received blocks."""
+        """Closes the connection and discards received blocks."""
         if os.getpid() != self._pid:
             return
         with self._condition:
@@ -194,7 +201,7 @@ class Iteration:
             stream.hang_up()
 
     def join(self, timeout_s: float) -> None:
-        """Waits until the thread has ended; to be called after `close`."""
+        """Waits until the thread has ended; call it after `close`."""
         self._thread.join(timeout_s)
 
     # ---- the thread ----
@@ -274,7 +281,10 @@ class Iteration:
                     self._condition.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Stores the error of a connection that could not be opened or was lost."""
+        """Stores the reason why the connection could not be opened or was lost.
+
+        Waits for at most 0.5 s for the ranks' verdict, which names the actual cause.
+        """
         until = time.monotonic() + _VERDICT_S
         while not self._closed and time.monotonic() < until:
             failure = native.failure()
@@ -302,7 +312,7 @@ def _socket(source: Source) -> socket.socket:
 
 
 def _public(kind: str, message: str, rank: int | None) -> str:
-    """Returns a message that `errors.from_tf` recognises in a TensorFlow error."""
+    """Returns a message that `errors.from_tf` recognizes in a TensorFlow error."""
     record = {"kind": kind, "cause": message}
     if rank is not None:
         record["rank"] = rank  # type: ignore[assignment]

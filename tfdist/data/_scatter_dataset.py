@@ -18,6 +18,8 @@ def dataset(
 ) -> tf.data.Dataset:
     """Returns a dataset of the elements that a reader sends.
 
+    The reader sends elements in blocks (`_element_codec`).
+
     Args:
         source: the reader.
         spec: element_spec of the dataset.
@@ -48,7 +50,7 @@ def dataset(
 
     def unbatch_block(*parts: tf.Tensor) -> tf.data.Dataset:
         # unbatch() is not used, because it aborts the process if elements have no
-        # bytes (TensorFlow 2.21). Slices share the memory of their block.
+        # bytes (TensorFlow 2.21). Slices share the buffer of their block.
         element = tf.nest.pack_sequence_as(spec, parts)
         return tf.data.Dataset.from_tensor_slices(element)
 
@@ -80,12 +82,13 @@ def _raise_stale() -> NoReturn:
 
 
 class _IteratorNumbers:
-    """Numbers the iterators of a dataset in the order of their creation.
+    """The numbers of a dataset's iterators, in the order of their creation.
 
     Creating an iterator runs no code of tfdist, but TensorFlow draws a new seed for
-    each random part of the dataset. Two equal generators draw equal seeds. One of them
-    is part of the dataset and gives each iterator a token. This class uses the second
-    one to find out which token was drawn first, second, and so on.
+    each random part of the dataset. Two equal random datasets draw the same sequence of
+    seeds. One of them is part of the dataset and gives each iterator a random number,
+    its token. This class iterates over the second one to find out which token was drawn
+    first, second, and so on.
     """
 
     def __init__(self) -> None:
@@ -95,12 +98,12 @@ class _IteratorNumbers:
 
     @staticmethod
     def tokens() -> tf.data.Dataset:
-        """Returns a dataset of one number, a different one for each iterator."""
+        """Returns a dataset of one number, the token, redrawn by each iterator."""
         numbers = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
         return numbers.take(1)
 
     def of(self, token: int) -> int:
-        """Returns the number of the iterator that has drawn `token`."""
+        """Returns the number, from 0 on, of the iterator that has drawn `token`."""
         with self._lock:
             while token not in self._drawn:
                 drawn = int(next(iter(self._twin)))

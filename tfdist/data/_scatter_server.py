@@ -1,9 +1,9 @@
 """Server of `tfdist.data.scatter`, which reads for other ranks and sends the elements.
 
 A connection serves one iteration of one rank over one dataset. One thread with an event
-loop listens and does the handshakes. Each authenticated connection has a thread, which
-reads and sends elements while the receiver has room. When the connection ends, its
-iteration ends, too.
+loop accepts connections and does the handshakes. Each authenticated connection has a
+thread, which reads and sends elements while the receiver's buffer has room. The
+iteration ends when the connection ends.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PURPOSE = "read"
 _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
-_MAX_UNREAD = 16  # iterators that a rank has created and not read
-_MAX_SKIPPED = 10_000  # such iterators in a row
+_MAX_UNREAD = 16  # iterators that were created and not read, and are kept
+_MAX_SKIPPED = 10_000  # iterators in a row that were created and not read
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -46,25 +46,25 @@ def claims(
     dataset: int,
     iteration: int,
 ) -> dict[str, Any]:
-    """Returns the claims of a rank that connects to its reader.
+    """Returns the claims with which a rank authenticates a connection to its reader.
 
     Args:
         credentials: the credentials of the rank.
         transport: "tcp", or "shm" for a Unix socket on the same host.
         reader: the rank to connect to.
-        dataset: number of the call of scatter.
-        iteration: number of iterators that the rank has created earlier.
+        dataset: number of the call of `scatter` that created the dataset.
+        iteration: number of iterators of the dataset that the rank created earlier.
     """
     common = credentials.claims(transport, reader, PURPOSE)
     return {**common, "dataset": dataset, "iteration": iteration}
 
 
 class Share:
-    """The dataset of one rank, read by a different rank.
+    """The dataset of one rank, which a different rank, the reader, reads.
 
     The reader creates one iterator for each iterator that the rank creates, in the same
-    order. This includes iterators that the rank never reads, because a dataset that is
-    reshuffled in every iteration draws its seed when an iterator is created.
+    order. This includes iterators that the rank never reads from, because a dataset
+    that is reshuffled in every iteration draws a seed whenever an iterator is created.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -77,7 +77,8 @@ class Share:
         """Returns the reader's iterator for iterator `number` of the rank.
 
         Raises:
-            ValueError: the iterator is already being read, or was dropped.
+            ValueError: the iterator is already being read or was discarded, or too many
+                iterators before it were never read from.
         """
         with self._lock, tf.device("CPU:0"):
             if number - self._created > _MAX_SKIPPED:
@@ -94,21 +95,21 @@ class Share:
                 del self._unread[min(self._unread)]
         if found is None:
             raise ValueError(
-                f"iterator {number} is already being read, or was dropped because the "
-                f"reader keeps only the newest {_MAX_UNREAD} iterators that have not "
-                "been read from; read from an iterator before you create so many "
-                "newer ones, or create a new iterator"
+                f"iterator {number} is already being read, or was discarded because "
+                f"the reader keeps only the newest {_MAX_UNREAD} iterators that have "
+                "not been read from; read from an iterator before you create that many "
+                "newer iterators, or create a new iterator"
             )
         return found
 
 
 class ReadingService:
-    """Service for the ranks for which this rank reads.
+    """Service of a reader, which sends elements to the ranks that it reads for.
 
     Args:
         credentials: this rank's credentials.
         address: IP address to listen on.
-        timeout_s: seconds for which a receiving rank may stop receiving.
+        timeout_s: seconds after which sending fails if a rank receives nothing.
     """
 
     def __init__(
@@ -142,7 +143,13 @@ class ReadingService:
             raise RuntimeError(f"the reading service did not start in {_START_S:g} s")
 
     def add(self, dataset: int, rank: int, share: Share) -> None:
-        """Registers a dataset to be read for `rank` on request."""
+        """Registers a dataset, which is read when `rank` connects.
+
+        Args:
+            dataset: number of the call of `scatter` that created the dataset.
+            rank: the rank to which the dataset belongs.
+            share: the dataset.
+        """
         with self._lock:
             self._shares[dataset, rank] = share
 
@@ -162,7 +169,7 @@ class ReadingService:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
-        """Closes the listeners in a forked child, which would keep them open."""
+        """Closes the listening sockets in a forked child, which has inherited them."""
         for listener in self._listeners:
             listener.abandon()
 
@@ -195,7 +202,7 @@ class ReadingService:
         ready.set()
 
     def _refusal(self, transport: str, found: dict[str, Any]) -> str:
-        """Returns why to refuse a connection with these claims; "" to accept it."""
+        """Returns the reason to refuse a connection with these claims; "" to accept."""
         rank = self._credentials.rank
         expected = {**self._credentials.claims(transport, rank, PURPOSE), "to": rank}
         del expected["from"]
@@ -212,7 +219,7 @@ class ReadingService:
         return wrong and f"rank {rank} refused to read: {wrong}"
 
     async def _serve(self, channel: Channel) -> None:
-        """Starts a thread for the connection."""
+        """Starts a thread that reads and sends elements over the connection."""
         stream = Stream(channel, send_timeout_s=self._timeout_s)
         found = channel.claims
         thread = threading.Thread(

@@ -1,8 +1,8 @@
 """Sends one iteration of another rank's dataset in blocks of elements.
 
-Elements that are read quickly are collected in one message. If the next element is
-slow, a second thread sends the elements collected so far. This thread also receives
-acknowledgements.
+Elements that are read quickly are collected in a block (`_element_codec`), which is
+sent as one message. If the next element is slow, a second thread sends the elements
+collected so far. The second thread also receives the receiver's acknowledgments.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from tfdist.data import _element_codec
 _log = logging.getLogger("tfdist")
 _BLOCK_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 256
-# Largest element; the other half of a block is for the lengths of strings.
+# Maximum size of an element; the other half of a block is for the lengths of strings.
 _MAX_ELEMENT_BYTES = _element_codec.MAX_BYTES // 2
-# An element that took longer is sent at once, because it costs more than a message.
+# An element that took longer to read is sent at once: reading takes longer than sending
+# a message.
 _SLOW_S = 1e-3
-_MAX_DELAY_S = 0.02  # longest time that an element waits for the next element
+_MAX_DELAY_S = 0.02  # maximum time that an element waits for the next element
 _ERROR_CHARACTERS = 4000
 _ACKNOWLEDGEMENT = {"taken": 1}
 
 
 def send_all(stream: Stream, iterator: Any, window: int) -> None:
-    """Sends all elements, then the end or the error of the dataset.
+    """Sends all elements of a dataset, then a message with the end or with an error.
 
     Returns when the receiver has closed the connection.
 
     Args:
         stream: connection to the rank that iterates.
         iterator: iterator over the dataset of that rank.
-        window: bytes that may be sent without an acknowledgement.
+        window: number of bytes that may be sent without an acknowledgment.
     """
     sender = _Sender(stream, window)
     try:
@@ -51,12 +52,12 @@ def send_all(stream: Stream, iterator: Any, window: int) -> None:
     except Exception as error:
         sender.finish(describe_error(error))
     finally:
-        # If this side closed first, the last messages could be lost.
+        # If this rank closed the connection first, the last messages could be lost.
         sender.wait_for_the_end()
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """Returns a message about an error, without TensorFlow's node names."""
+    """Returns a message with an error, without the node names of TensorFlow."""
     text = str(getattr(error, "message", "") or error)
     text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
     text = text.partition(" [Op:")[0].strip()
@@ -80,7 +81,7 @@ def _read_all(iterator: Any, sender: _Sender) -> None:
 
 
 class _Sender:
-    """Sender of blocks, which waits while the receiver has no room."""
+    """Sender of blocks, which waits while the receiver's buffer is full."""
 
     def __init__(self, stream: Stream, window: int) -> None:
         self._stream = stream
@@ -100,7 +101,13 @@ class _Sender:
         self._thread.start()
 
     def add(self, element: list[Any], *, at_once: bool) -> None:
-        """Adds an element; waits while the receiver has no room.
+        """Adds an element to the block; sends the block if it is full.
+
+        Waits while the receiver's buffer is full and a block has to be sent.
+
+        Args:
+            element: the tensors of the element.
+            at_once: whether to send the block in any case.
 
         Raises:
             OSError, AuthenticationError: the connection has ended.
@@ -153,7 +160,10 @@ class _Sender:
             self._stream.send(description, parts)
 
     def _listen(self) -> None:
-        """Runs the second thread until the connection ends."""
+        """Receives acknowledgments and sends delayed blocks, until the connection ends.
+
+        Runs in the second thread.
+        """
         try:
             while True:
                 has_input = self._stream.has_input(_MAX_DELAY_S)

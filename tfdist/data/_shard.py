@@ -31,11 +31,12 @@ def shard(
 ) -> tf.data.Dataset:
     """Returns this rank's share of the samples, in an equal number of batches per rank.
 
-    Sample i belongs to rank i mod `size`. In every epoch the ranks' samples are
-    disjoint, their union is the data set, and their numbers differ by at most one.
+    In every epoch, sample i belongs to rank i mod `size`, and to no other rank. For the
+    dataset of a Keras loader, i is the index of the file in the sorted list of files.
+    The numbers of samples per rank differ by at most one.
 
     Every rank has the same number of batches, even if the samples cannot be divided
-    equally. The ranks' batches for the same step differ by at most one sample. If they
+    equally. In each step, the ranks' batch sizes differ by at most one sample. If they
     differ, gradients are still averaged with equal weight for each rank, whereas
     `tfdist.callbacks.MetricAverage` weights all samples equally.
 
@@ -48,14 +49,15 @@ def shard(
             array, or a tuple or dict of arrays, with the samples along the first axis.
             Convert a `tf.SparseTensor` to a dataset with
             `tf.data.Dataset.from_tensor_slices`.
-        batch_size: samples of one rank in one step, at least 1. The last batches may
-            be smaller. With `batch_size=1` and samples that cannot be divided equally,
-            the last batch of some ranks has two samples.
+        batch_size: number of samples per step on this rank, at least 1. The last
+            batches may be smaller. With `batch_size=1` and samples that cannot be
+            divided equally, the last batch of some ranks has two samples.
         shuffle: whether to reshuffle this rank's samples in every epoch. An integer
             sets the number of samples in the shuffle buffer. Default None: for the
             dataset of a Keras loader, shuffle the files if the loader shuffles;
             otherwise False.
-        seed: base of the shuffle's seed, see `tfdist.data.seed`; default 0.
+        seed: base from which each rank's shuffle seed is derived, as by
+            `tfdist.data.seed`; default 0.
         map_fn: function that is applied to each of this rank's samples, in parallel,
             after the shuffle and before batching. Its arguments are the components of
             a sample.
@@ -70,8 +72,8 @@ def shard(
         TypeError: `data` is a list, or neither a dataset nor arrays, or an argument is
             not an integer.
         ValueError: the dataset is shuffled, sharded, batched, infinite or of unknown
-            cardinality, or there are fewer samples than ranks. The message contains
-            the code to use.
+            cardinality, or there are fewer samples than ranks. The message says how to
+            fix it.
 
     Example:
         >>> import numpy as np, tfdist
@@ -113,17 +115,17 @@ def shard(
 
 
 def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[int]:
-    """Returns the sizes of one rank's batches; every rank has the same number of them.
+    """Returns the sizes of one rank's batches; all ranks have equally many batches.
 
     Args:
         total: number of samples in the data set.
-        batch_size: samples of one rank in one step.
+        batch_size: number of samples per step on one rank.
         rank: the rank whose batch sizes are returned.
         size: number of ranks.
 
     Returns:
-        One positive number for each step; their sum is the rank's share. The sizes of
-        two ranks for the same step differ by at most one.
+        The batch size of each step, at least 1. The sizes add up to the rank's number
+        of samples. In each step, the sizes of any two ranks differ by at most one.
 
     Raises:
         TypeError: an argument is not an integer.
@@ -144,13 +146,14 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         )
     smallest, largest = total // size, math.ceil(total / size)
     own = smallest + (rank < total % size)
-    # With batches of one sample, a rank with a larger share would need one step more
-    # than a smaller share has samples. Its last batch therefore has two samples.
+    # With batch_size=1, a rank with one sample more than the others would need one more
+    # step than they can fill. Its last batch therefore has two samples.
     steps = min(math.ceil(largest / batch_size), smallest)
     last = own - (steps - 1) * batch_size
     if last > 0:
         return [batch_size] * (steps - 1) + [last]
-    # If full batches use up a smaller share, the last batch gets a sample from them.
+    # If full batches would leave no sample for the last step, the last but one batch
+    # gives one up.
     return [batch_size] * (steps - 2) + [batch_size - 1, 1]
 
 
@@ -158,8 +161,8 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
     """Returns a reproducible seed that is different on each rank.
 
     Use it for random operations that should differ between ranks: augmentation,
-    dropout, shuffling. Values that have to be equal, such as the initial weights, are
-    broadcast by `BroadcastInitialState`.
+    dropout, shuffling. Values that have to be equal on all ranks, such as the initial
+    weights, are broadcast by `BroadcastInitialState`.
 
     Args:
         base: the run's seed, a non-negative integer; default 0.

@@ -1,4 +1,4 @@
-"""Training that goes on when a rank is lost; docs/elastic.md.
+"""Training that continues when a rank is lost; see docs/elastic.md.
 
 Example:
     >>> import tensorflow as tf, tfdist

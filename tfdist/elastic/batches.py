@@ -1,4 +1,4 @@
-"""The batches of an elastic loop in which each rank keeps the size of its batch."""
+"""The batches of an elastic loop with a constant per-rank batch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tfdist.data._epoch_order import check_int, latest_order, step_at
 
 
 class PerRankBatches:
-    """The samples of the next step, and how many have been used before.
+    """The samples of this rank in each step, and the number of samples used so far.
 
     Args:
         total: number of samples.
-        batch: samples of one rank in a step.
+        batch: number of samples of one rank in a step.
         epochs: number of passes over the samples.
-        seed: base of the order.
+        seed: seed of the order of the samples.
         start: number of samples, over all epochs, that an earlier job has used.
 
     Attributes:
-        variable: number of samples, over all epochs, that are used or left out, with
-            the step that was begun last.
-        committed: this number after the last commit.
+        variable: number of samples, over all epochs, that have been used or skipped up
+            to and including the latest step.
+        committed: value of `variable` at the last commit.
 
     Raises:
         TypeError: an argument is not an integer.
@@ -61,7 +61,7 @@ class PerRankBatches:
         return f"{self._end} of {self._total} samples in batches of {self._batch}"
 
     def has_next(self) -> bool:
-        """Returns whether a step follows the one that was begun last."""
+        """Returns whether a step follows the latest step."""
         return int(self.variable) < self._end
 
     def is_over(self) -> bool:
@@ -69,7 +69,7 @@ class PerRankBatches:
         return self.committed >= self._end
 
     def begin_step(self) -> np.ndarray:
-        """Returns the samples of this rank in the next step; moves the position."""
+        """Begins the next step; returns the indices of this rank's samples."""
         size = runtime.size()
         epoch, first, after = step_at(
             self._total, position=int(self.variable), batch=self._batch * size
@@ -81,5 +81,5 @@ class PerRankBatches:
         return order[begin : begin + self._batch]
 
     def note_commit(self) -> None:
-        """Notes that a step was committed, or that the state of one was received."""
+        """Records that a step was committed, or that a committed state was received."""
         self.committed = int(self.variable)

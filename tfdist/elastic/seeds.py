@@ -1,4 +1,4 @@
-"""Random streams of the layers of a model that belong to ranks, not to processes."""
+"""Random streams of a model's layers, which belong to ranks, not to processes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from tfdist.layers.seed_generators import STATE_NAME, seed_at
 
 
 class SeedsByRank:
-    """Seeds of random number generators, which follow from the rank.
+    """The seeds of random number generators, derived from the rank.
 
-    Rank r draws from the stream `seed_at(seed, r)`, where `seed` is that of rank 0 at
-    the start. After the ranks have changed, `set_for_rank` sets the seeds for the new
-    rank of this process. The positions in the streams are not changed.
+    Rank r draws from the stream `seed_at(seed, r)`, where `seed` is the seed of rank 0
+    at the start. After the ranks have changed, `set_for_rank` sets the seeds for the
+    new rank of this process. The positions in the streams do not change.
 
     Args:
-        variables: variables of a `State`; those of `keras.random.SeedGenerator` are
-            used.
+        variables: variables of a `State`; only those of `keras.random.SeedGenerator`
+            are used.
 
     Attributes:
-        variables: the seeds of rank 0 at the start, to be sent to other ranks together
-            with `variables`; empty if there are no generators.
+        variables: a variable with the seeds of rank 0 at the start, which is sent to
+            other ranks together with the variables of the `State`; empty if there are
+            no generators.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Shares state and lists of gradients between the ranks of a new generation."""
+"""Shares state and gradient lists between the ranks of a new generation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MAX_LIST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Newest:
-    """The state that all ranks of a new generation continue with.
+    """The newest state, with which all ranks of a new generation continue.
 
     Attributes:
-        root: the first rank that has committed most often.
-        committed: number of its commits.
-        is_everywhere: whether every rank has committed as often.
+        root: the lowest of the ranks with the most commits; it has the state.
+        committed: number of commits of `root`.
+        is_everywhere: whether every rank has this number of commits.
     """
 
     root: int
@@ -40,7 +40,7 @@ class Newest:
 
 
 def check_supported() -> None:
-    """Raises ValueError if the program uses what an elastic job cannot use."""
+    """Raises ValueError if the program uses a feature that elastic jobs do not have."""
     if runtime.live_sets():
         raise ValueError(
             "Process sets cannot be used in an elastic job, because its ranks change. "
@@ -66,9 +66,9 @@ def enter_next(
 ) -> None:
     """Connects this process with the ranks of the next generation.
 
-    The lists of gradients that traced functions use are registered again, so that
-    nothing has to be traced again. If the job cannot go on, the weights may be saved,
-    because the caller sets them back to the last commit.
+    The gradient lists that traced functions use are registered again, so that nothing
+    has to be traced again. If the job cannot continue, the weights may still be saved,
+    because the caller has restored them to the last commit.
 
     Args:
         generations: the generations of this process.
@@ -76,10 +76,10 @@ def enter_next(
             state yet.
         lines: description of the state, which has to be equal on all ranks.
         share: function that gives all ranks the newest state. It may use collective
-            operations. All ranks call it; if one is lost meanwhile, it is called again.
+            operations. All ranks call the function, again if a rank is lost meanwhile.
 
     Raises:
-        tfdist.RankFailedError: the job cannot go on; the message says why.
+        tfdist.RankFailedError: the job cannot continue; the message says why.
     """
     lists, counts = registered_lists(), counts_in_graphs()
 
@@ -101,17 +101,18 @@ def check_arrived(values: Sequence[Any], root: int) -> None:
     """Raises on all ranks if the values that rank `root` has sent differ on a rank.
 
     Args:
-        values: variables or tensors; on `root` those that it has sent.
-        root: the rank that has sent them.
+        values: the sent variables or tensors on `root`; on other ranks, the received
+            ones.
+        root: the rank that has sent the values.
 
     Raises:
-        tfdist.MismatchError: they differ.
+        tfdist.MismatchError: the values differ.
     """
     own = digest_of_fingerprints(fingerprints(values))
     if not equal_on_all_ranks([own], "elastic.fingerprint", None):
         raise errors.MismatchError(
-            f"The state that rank {root} has sent arrived differently on a rank. "
-            "Check the memory of this host."
+            f"The state that rank {root} has sent arrived with different values on a "
+            "rank. Check the memory of the hosts."
         )
 
 
@@ -123,10 +124,10 @@ def is_loss(error: Exception) -> bool:
     """
     ours = errors.from_tf(error)
     if ours is None and isinstance(error, tf.errors.OpError):
-        # TensorFlow may report another operation, which it has cancelled.
+        # TensorFlow may report a different operation, which it has cancelled.
         lost = native.failure()
         ours = errors.from_core(lost) if lost is not None else None
-    # Also if this rank was excluded: tfdistrun decides whether it goes on.
+    # Also an EvictedError: tfdistrun decides whether an excluded rank continues.
     return isinstance(ours, errors.RankFailedError)
 
 
@@ -142,7 +143,7 @@ def _find_newest(committed: int) -> Newest:
 def _register_lists_of(
     root: int, lists: list[tuple[str, list[bool]]]
 ) -> list[tuple[str, list[bool]]]:
-    """Registers the lists of gradients of rank `root` on all ranks; returns them."""
+    """Registers the gradient lists of rank `root` on all ranks; returns the lists."""
     known = broadcast_object(
         [[description, flags] for description, flags in lists],
         root,
@@ -155,6 +156,6 @@ def _register_lists_of(
 
 
 def _program_of(lines: Sequence[str]) -> str:
-    """Returns a hash of what has to be equal on all ranks: versions, state."""
+    """Returns a hash of the versions and the state's description."""
     text = repr((sorted(settings_check.versions().items()), list(lines)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The values of variables at one moment, to which they can be set back."""
+"""Saves the values of variables, and restores them."""
 
 from __future__ import annotations
 
@@ -97,12 +97,13 @@ def _reader_of(variables: Sequence[tf.Variable]) -> Callable[[], Sequence[tf.Ten
 
 
 class Snapshot:
-    """The values of variables at one moment.
+    """Saved values of variables, which can be restored.
 
-    It keeps references to the variables' current tensors instead of copying them.
+    A snapshot keeps references to the variables' tensors instead of copying them.
     TensorFlow does not change a tensor that is still in use: an update then writes to
-    new memory. So the values take additional memory as soon as they are updated. Only
-    a variable that was updated by rows (an embedding) is copied at each `save`.
+    new memory. So a snapshot takes additional memory as soon as the variables are
+    updated. Only a variable that was updated by rows (an embedding) is copied at each
+    `save`.
 
     Args:
         variables: Keras or TensorFlow variables, each once.
@@ -124,19 +125,19 @@ class Snapshot:
         self.save()
 
     def save(self) -> None:
-        """Takes the current values in place of the earlier ones."""
+        """Replaces the saved values with the current values of the variables."""
         self._values = self._read()
 
     def restore(self) -> None:
-        """Sets the variables to the values."""
+        """Sets the variables to the saved values."""
         self.assign(self._values)
 
     @property
     def values(self) -> list[tf.Tensor]:
-        """The values, in the order of the variables."""
+        """The saved values, in the order of the variables."""
         return list(self._values)
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the variables to other values."""
+        """Sets the variables to `values`, which are in the order of the variables."""
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)

@@ -1,4 +1,4 @@
-"""The state of a training loop that goes on when a rank is lost."""
+"""The state of a training loop that continues when a rank is lost."""
 
 from __future__ import annotations
 
@@ -55,28 +55,28 @@ class StepObserver(Protocol):
 class State:
     """The state of a custom training loop, which survives the loss of ranks.
 
-    In a job started with `tfdistrun --min-np`, the other ranks go on when a rank is
-    lost: they set the state back to the last committed step, connect again, and repeat
-    the step with the new number of ranks, without tracing anything again. tfdistrun
-    starts a process in place of the lost one. It joins at a later step, and gets the
-    state from another rank. Started otherwise, the loop runs as without this class, and
-    the loss of a rank ends it.
+    In a job started with `tfdistrun --min-np`, the other ranks continue when a rank is
+    lost: they restore the state of the last committed step, reconnect, and repeat the
+    step with the new number of ranks, without tracing anything again. tfdistrun starts
+    a process in place of the lost one. The new process joins at a later step, and gets
+    the state from another rank. In a job started in any other way, the loop runs as
+    without this class, and the loss of a rank ends it.
 
-    In a loop over `steps`, the batch of a step has to depend only on the step, and be
-    divided between the current ranks (`tfdist.data.samples_of_step`). Then every sample
-    is used exactly as often as without a failure. If each rank is to keep the size of
-    its batch, use `batches`.
+    In a loop over `steps`, the global batch of a step has to depend only on the step,
+    and be divided between the current ranks (`tfdist.data.samples_of_step`). Then every
+    sample is used exactly as often as without a failure. To keep the per-rank batch
+    constant instead, use `batches`.
 
     All ranks start with the values of rank 0. Only the random number generators of
     layers (dropout) get a different stream on each rank, derived from the seed of rank
-    0, as by `tfdist.layers.broadcast_seed_generators`. The stream belongs to the rank,
-    so a process that takes the place of a lost rank continues its stream.
+    0, as with `tfdist.layers.broadcast_seed_generators`. The stream belongs to the
+    rank, so a process that takes the place of a lost rank continues the rank's stream.
 
     Args:
         objects: everything that a step changes: Keras models, layers, optimizers and
             metrics, which have to be built, seed generators, and variables. A compiled
-            model includes its optimizer. Give metrics one by one, also those of
-            `compile`.
+            model includes its optimizer. Pass each metric separately, including the
+            metrics of `compile`.
 
     Raises:
         TypeError: an object is none of these.
@@ -123,9 +123,9 @@ class State:
 
     @property
     def position(self) -> int:
-        """Number of samples, over all epochs, that `batches` has used or left out.
+        """Number of samples, over all epochs, that `batches` has used or skipped.
 
-        As of the last commit; 0 in a loop over `steps`.
+        A step counts once it is committed. In a loop over `steps`, the number is 0.
         """
         return self._batches.committed if self._batches is not None else 0
 
@@ -140,25 +140,25 @@ class State:
         """Yields the numbers of the steps to run.
 
         A number is yielded again if a rank was lost before the step was committed. A
-        process that replaces a lost rank runs the first number alone, up to its first
-        `commit`, so that everything is traced before it joins; this has no effect on
-        the state.
+        process that replaces a lost rank runs one step without the other ranks, up to
+        its first `commit`, so that everything is traced before it joins. This step has
+        no effect on the state.
 
         Leave the loop early only on all ranks after the same committed step.
 
         If SIGTERM is sent to a rank of an elastic job, or the job shrinks, the rank
         finishes its step and leaves: its `commit` raises SystemExit with code 143, and
-        the other ranks go on after the same step. If SIGTERM is sent to tfdistrun, or
-        too few ranks would be left, all ranks call `on_preemption` after the same step
-        and then end in this way. So what follows the loop does not run before all steps
-        are done. If the program has a handler for SIGTERM of its own, the signal has
-        only the effect that this handler gives it. See docs/preemption.md.
+        the other ranks continue after the same step. If SIGTERM is sent to tfdistrun,
+        or too few ranks would be left, all ranks call `on_preemption` after the same
+        step and then exit in the same way. So the code after the loop runs only when
+        all steps are done. If the program has its own handler for SIGTERM, the signal
+        only calls this handler. See docs/preemption.md.
 
         Args:
             total: number of steps of the whole training, at least 0; equal on all
                 ranks.
             start: number of steps that an earlier job has done, e.g. the result of
-                `tfdist.restore`; default 0. The value of rank 0 counts.
+                `tfdist.restore`; default 0. All ranks use the value of rank 0.
             on_preemption: function that saves the state, with the number of committed
                 steps as argument. All ranks call it, and it may use collective
                 operations. Default: nothing is saved.
@@ -166,13 +166,13 @@ class State:
                 replace them. Default: the speed of the ranks is not compared.
 
         Raises:
-            ValueError: not 0 <= start <= total, there are process sets, or
-                `TFDIST_TIMELINE` is set in an elastic job; or `stragglers` replaces
-                ranks, and the job is not elastic.
-            RuntimeError: it was called before: a process that joins later could not
-                know in which call the other ranks are.
-            tfdist.RankFailedError: a rank was lost and the job cannot go on; the
-                message says why. The state is that of the last committed step.
+            ValueError: 0 <= start <= total does not hold; or `stragglers` replaces
+                ranks, and the job is not elastic; or the job is elastic, and there are
+                process sets, `TFDIST_TIMELINE` is set, or the engine is not native.
+            RuntimeError: a loop over `steps` or `batches` has already run. (A process
+                that joins later could not know in which loop the other ranks are.)
+            tfdist.RankFailedError: a rank was lost and the job cannot continue; the
+                message says why. The variables have the values of the last commit.
             SystemExit: with code 143: this rank leaves (SIGTERM, the job shrinks, or
                 it was slow and has been replaced), or the whole job was preempted.
         """
@@ -197,30 +197,31 @@ class State:
         on_preemption: Callable[[int], Any] | None = None,
         stragglers: StepObserver | None = None,
     ) -> Iterator[np.ndarray]:
-        """Yields the samples of this rank for each step, with a fixed number per rank.
+        """Yields the indices of this rank's samples for each step of constant size.
 
-        Use it in place of `steps` if each rank is to keep the size of its batch: with
-        more ranks, a step uses more samples, and an epoch has fewer steps. Each epoch
-        uses the samples in the order of `tfdist.data.epoch_order`, each at most once,
-        however often the ranks change. At its end, those that are too few for a step of
-        the current ranks are left out. If the job grows in the last epoch when too few
-        samples are left for a step, the last step takes its samples from one more
-        epoch.
+        Use it in place of `steps` to keep the per-rank batch constant: with more ranks,
+        a step uses more samples, and an epoch has fewer steps. Each epoch uses the
+        samples in the order of `tfdist.data.epoch_order`, each at most once, however
+        often the ranks change. Samples at the end of an epoch that are too few for a
+        step of the current ranks are skipped. If the job grows in the last epoch when
+        too few samples are left for a step, the last step takes its samples from one
+        more epoch.
 
-        Everything else is as in `steps`: losses, replacements and preemption.
+        The loss of ranks, their replacement and preemption are handled as in `steps`.
 
         Args:
-            total: number of samples; equal on all ranks, as are the next three.
-            per_rank_batch: samples of one rank in a step.
+            total: number of samples. This and the next three arguments must be equal on
+                all ranks.
+            per_rank_batch: number of samples of one rank in a step.
             epochs: number of passes over the samples, at least 0.
-            seed: base of the order, 0..2**64 - 1.
-            start: the `position` at which an earlier job has ended; default 0. The
-                value of rank 0 counts.
-            on_preemption: as in `steps`; save `position` too.
+            seed: seed of the order of the samples, 0..2**64 - 1.
+            start: the `position` at which an earlier job has ended; default 0. All
+                ranks use the value of rank 0.
+            on_preemption: as in `steps`; the function should also save `position`.
             stragglers: as in `steps`.
 
         Returns:
-            Iterator over int64 arrays of shape `[per_rank_batch]`, the positions of the
+            Iterator over int64 arrays of shape `[per_rank_batch]`, the indices of the
             samples.
 
         Raises:
@@ -253,20 +254,21 @@ class State:
                 yield batches.begin_step()
 
     def commit(self) -> bool:
-        """Ends a step: from here on, the loss of a rank does not undo it.
+        """Commits a step: after this, the loss of a rank does not undo the step.
 
-        A step that does not call it is committed by the next call; until then, a loss
-        undoes it too. Decide, print and write only after the call, and only if it
-        returns True: results of a step that is undone are wrong.
+        A step that does not call `commit` is committed by the next call; until then,
+        the loss of a rank undoes it. Decide, print and write only after the call, and
+        only if it returns True: results of a step that is undone are wrong.
 
         Returns:
             True if the step is committed. False if it was undone: `steps` yields its
-            number again, and `batches` begins again after the last commit.
+            number again, and `batches` continues from the last commit.
 
         Raises:
-            RuntimeError: called outside of the loop over `steps`, or twice in a step;
-                or the objects have more variables than before the loop.
-            tfdist.RankFailedError: a rank was lost and the job cannot go on.
+            RuntimeError: `commit` was called outside a loop over `steps` or `batches`,
+                or twice in a step; or the objects have more variables than before the
+                loop.
+            tfdist.RankFailedError: a rank was lost and the job cannot continue.
             SystemExit: with code 143: this rank leaves, or the whole job was preempted
                 (see `steps`).
         """
@@ -295,7 +297,7 @@ class State:
         return True
 
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of committed steps, and a larger one if others follow."""
+        """Returns the number of committed steps, and a larger number if more follow."""
         if self._batches is None:
             return self.committed, self._total
         return self.committed, self.committed + (not self._batches.is_over())
@@ -331,7 +333,7 @@ class State:
         if self._generations.is_elastic:
             check_supported()
         if self._generations.is_newcomer:
-            note_broadcast(self._variables)  # what is traced depends on it
+            note_broadcast(self._variables)  # tracing depends on it
             self._next = start
         else:
             broadcast_variables(self._variables)
@@ -407,7 +409,7 @@ class State:
             self._stragglers.on_loop_begin()
 
     def _share(self, snapshot: Snapshot, newest: Newest) -> None:
-        """Gives all ranks the state of the first rank that has committed most steps."""
+        """Gives all ranks the state of `newest.root`, if not all ranks have it."""
         snapshot.restore()  # a rank may have been lost in an earlier call
         if not newest.is_everywhere:
             self._copy_state(newest.root)

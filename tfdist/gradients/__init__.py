@@ -1,1 +1,1 @@
-"""Averaging of gradients: the tape, lists of gradients, buckets, compression."""
+"""Averaging of gradients: the tape, gradient lists, buckets, compression."""

@@ -3,8 +3,9 @@
 Keras accumulates the gradients of `gradient_accumulation_steps` = n micro-batches in
 variables and divides the sum by n. If each gradient g (of the mean over w samples) is
 first multiplied by w, the result is sum(w g) / n. Each rank also accumulates
-W = sum(w), so the mean over its samples is n / W times Keras's result. The mean over
-the samples of all ranks is the mean of these weighted by W (`sample_weights.share_of`).
+W = sum(w), so the mean over the rank's samples is n / W times the result of Keras. The
+mean over the samples of all ranks is the mean of the ranks' means, weighted by W
+(`sample_weights.share_of`).
 
 References:
     Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
@@ -21,8 +22,8 @@ import tensorflow as tf
 from tfdist.gradients.sample_weights import exact, weighted
 
 _logger = logging.getLogger("tfdist")
-# Attributes of an accumulating optimizer, hidden from Keras, which would save them: W,
-# and the weight of the current micro-batch (None: unweighted).
+# Attributes of an optimizer that accumulates: W, and the weight of the current
+# micro-batch (None: unweighted). They are hidden from Keras, which would save them.
 _TOTAL, _OWN = "_tfdist_total_weight", "_tfdist_own_weight"
 
 
@@ -34,8 +35,9 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
         weight: number of samples, as a number or a scalar tensor; or None.
 
     Returns:
-        The factor for the gradients of the micro-batch, a float64 scalar; NaN if the
-        weight is negative or not finite, and None without a weight.
+        The factor by which to multiply the gradients of the micro-batch: the weight as
+        a float64 scalar. NaN if the weight is negative or not finite, None if there is
+        no weight.
 
     Raises:
         ValueError: `weight` is not a scalar, or is None although earlier micro-batches
@@ -63,7 +65,10 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
 
 
 def count(optimizer: Any) -> None:
-    """Adds the weight of the current micro-batch, which is not skipped, to W."""
+    """Adds the weight of the current micro-batch to W, unless it has no weight.
+
+    Not called for a micro-batch that is skipped.
+    """
     attributes = vars(optimizer)
     if attributes.get(_OWN) is not None:
         attributes[_TOTAL].assign_add(attributes[_OWN])
@@ -74,11 +79,11 @@ def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
 
     Args:
         optimizer: the Keras optimizer that accumulates.
-        grads: sums divided by `gradient_accumulation_steps`.
+        grads: the accumulated gradients, divided by `gradient_accumulation_steps`.
 
     Returns:
-        The mean gradients and W, which is reset to 0; without weights, the unchanged
-        gradients and None.
+        The mean gradients, and W, whose variable is reset to 0. Without weights, the
+        unchanged gradients and None.
     """
     attributes = vars(optimizer)
     if attributes.get(_OWN) is None:
@@ -97,7 +102,7 @@ def totals(optimizer: Any) -> list[tf.Variable]:
 
 
 def loaded(optimizer: Any) -> None:
-    """Resets W, which is not saved, after the optimizer's variables were loaded."""
+    """Resets W after the optimizer's variables were loaded, because W is not saved."""
     if _TOTAL in vars(optimizer):
         vars(optimizer)[_TOTAL].assign(0.0)
         _drop(optimizer)
@@ -111,8 +116,8 @@ def _drop(optimizer: Any) -> None:
             if accumulator is not None:
                 accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
         _logger.warning(
-            "Optimizer %s has accumulated %d batches whose weights are unknown. They "
-            "are left out of its next update.",
+            "Optimizer %s has accumulated %d batches whose weights are unknown. Their "
+            "gradients are excluded from the next update.",
             optimizer.name,
             waiting,
         )

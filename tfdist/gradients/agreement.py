@@ -1,15 +1,16 @@
-"""Agreement of the ranks on a list of gradients before they reduce it.
+"""Agreement of the ranks on a gradient list (a group) before they reduce it.
 
-The lists are compared by `collectives.signature`. Which of the gradients are `None` may
-differ between ranks.
+The ranks compare their lists with `collectives.signature`. The lists have to be equal,
+but different gradients may be `None` on different ranks.
 
-A gradient that is `None` on all ranks is not reduced and stays `None`. In a graph this
-is fixed at tracing time. In eager mode each call may have different gradients on each
-rank, so there are two cases:
+A gradient that is `None` on all ranks is not reduced and stays `None`. In a graph, the
+ranks determine these gradients once, when it is traced. In eager mode, each call may
+have different gradients on each rank, so there are two cases:
 
 - If all ranks had all gradients in the first call, a later `None` is treated as zeros.
-- If any rank lacked a gradient, every call starts with a small message in which the
-  ranks exchange which gradients they have. Each combination forms a separate group.
+- If any rank lacked a gradient in the first call, every call starts with a small
+  allreduce, which finds the gradients that any rank has. Each set of gradients found
+  in this way forms a separate group.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tfdist.core import native, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients.ready_order import bits_of, order_from
 
-# Place of a group's reduction in its options: inside XLA, or one operation per bucket.
+# Part of a group's options: reduced inside XLA, or by one operation per bucket.
 BY_XLA = "by=xla"
 BY_OPERATIONS = "by=operations"
-_PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # traced function, in the options
-_CALLS = "tfdist/group_calls"  # graph collection: options of the groups in this graph
+_PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # name of the traced function
+_CALLS = "tfdist/group_calls"  # graph collection: the groups in this graph
 
 
 def agree_on_gradients(
@@ -41,22 +42,22 @@ def agree_on_gradients(
     present: Sequence[bool],
     process_set: ProcessSet | None = None,
 ) -> tuple[str, list[bool]]:
-    """Registers the gradients of a trace or of an eager call.
+    """Registers the gradient list of a traced function or of an eager call.
 
     Args:
         lines: one line for each variable: path, dtype and shape.
-        options: one line that describes how they are reduced.
+        options: one line that describes how the gradients are reduced.
         present: for each line, whether this rank has a gradient.
-        process_set: the ranks that reduce; default all.
+        process_set: the ranks that reduce; default: all ranks.
 
     Returns:
         The id of the group to be reduced, and for each line, whether any rank has a
         gradient.
 
     Raises:
-        tfdist.MismatchError: the lists or the options differ, or only some ranks
-            retraced for gradients that were `None` on all ranks before. All ranks
-            raise it.
+        tfdist.MismatchError: on all ranks, if the lists or the options differ, or if
+            only some ranks retraced a function with a gradient that was `None` on all
+            ranks before.
     """
     if tf.executing_eagerly():
         return _agree_on_call(lines, options, list(present), process_set)
@@ -66,19 +67,20 @@ def agree_on_gradients(
 def agree_on_order(
     order: Sequence[int], list_id: str, process_set: ProcessSet | None = None
 ) -> list[int] | None:
-    """Broadcasts the lowest rank's order in which gradients go into buckets.
+    """Broadcasts the order in which the lowest rank puts gradients into buckets.
 
-    The ranks may see different orders if one of them lacks a gradient, but need the
-    same buckets. The order of a group never changes once it is agreed on.
+    All ranks need the same buckets, but a rank that lacks a gradient may compute a
+    different order. Once the ranks have agreed on the order of a group, it never
+    changes.
 
     Args:
-        order: this rank's proposal, which contains each gradient index once.
+        order: the order that this rank has computed, with each gradient index once.
         list_id: id from `agree_on_gradients`, from the same trace on all ranks.
-        process_set: the ranks that reduce; default all.
+        process_set: the ranks that reduce; default: all ranks.
 
     Returns:
-        The order, equal on all ranks; None if the lowest rank had already joined
-        (`tfdist.join`).
+        The order, equal on all ranks; None if the lowest rank had already called
+        `tfdist.join`.
     """
     lines, options = [f"order of group {list_id}"], "plan"
     bits = bits_of(order)
@@ -98,13 +100,13 @@ def _agree_on_call(
 ) -> tuple[str, list[bool]]:
     options = f"{options} eager"
     seen = find_registered(lines, options, len(lines) + 1, process_set)
-    # The extra entry says whether any rank lacks a gradient.
+    # The additional last flag tells whether any rank lacks a gradient.
     list_id, (*found, gaps) = seen or _register(
         lines, options, [*present, not all(present)], process_set
     )
     if not gaps:
         return list_id, found
-    if seen:  # else the ranks have just exchanged this
+    if seen:  # otherwise the ranks have just exchanged these flags
         found = _any_rank(
             present, f"gradients that are not None, list {list_id[:8]}", process_set
         )
@@ -118,10 +120,11 @@ def _agree_on_trace(
     present: list[bool],
     process_set: ProcessSet | None,
 ) -> tuple[str, list[bool]]:
-    """Registers a trace; a gradient that no rank had before creates a new group.
+    """Registers the gradient list of a traced function.
 
-    If only some ranks retrace, their new group does not match the buckets of the other
-    ranks. All ranks then raise an error that shows both lists.
+    If the function is retraced with a gradient that no rank had before, this creates a
+    new group. If only some ranks retrace it, their new group does not match the buckets
+    of the remaining ranks. All ranks then raise an error that shows both lists.
     """
     options = f"{options} {_call_number(options, lines, process_set)}"
     for number in itertools.count():
@@ -138,7 +141,7 @@ def _agree_on_trace(
 def _any_rank(
     present: list[bool], name: str, process_set: ProcessSet | None
 ) -> list[bool]:
-    """Returns, for each gradient, whether any rank has one in this call."""
+    """Returns, for each variable, whether any rank has a gradient in this call."""
     if len(members_of(process_set)) == 1:
         return present
     found = collectives.allreduce(
@@ -166,7 +169,7 @@ def _register(
 
 
 def _hint(late: bool, error: native.CoreError) -> str:
-    """Returns advice on how to fix lists of gradients that differ."""
+    """Returns advice for the error about gradient lists that differ between ranks."""
     if BY_XLA in error.message and BY_OPERATIONS in error.message:
         return (
             "Only the ranks with by=xla reduce inside the function that XLA compiles. "
@@ -195,12 +198,14 @@ def _hint(late: bool, error: native.CoreError) -> str:
 def _call_number(
     options: str, lines: Sequence[str], process_set: ProcessSet | None
 ) -> str:
-    """Numbers equal groups of a traced function, which may run at the same time.
+    """Returns the part of a group's options that numbers equal groups in a function.
 
-    Each process set has its own count, since only its members make its calls. The name
-    of the traced function is included because functions that it calls may run in
-    parallel with it. Eager calls run one after another and need no number. A retrace
-    starts again at 0, so it reuses the groups of the first trace.
+    Equal groups of a traced function need different numbers, because they may run at
+    the same time. Each process set has a separate count, since only its members make
+    its calls. The result includes the name of the traced function, because functions
+    that it calls may run in parallel with it. Eager calls run one after another and
+    need no number. A retrace starts again at 0, so it reuses the groups of the first
+    trace.
     """
     graph = tf.compat.v1.get_default_graph()
     where = place_of(graph)

@@ -1,4 +1,4 @@
-"""Emits the operations that reduce the buckets of a list of gradients."""
+"""Emits the operations that reduce the buckets of a gradient list."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfdist.gradients.bucket_plan import BucketPlan
 
 
 def gated() -> bool:
-    """Returns whether all buckets of a step complete together (atomic steps)."""
+    """Returns whether atomic steps are on: the buckets of a step complete together."""
     return bool(runtime.setting("TFDIST_ATOMIC_STEPS"))
 
 
 def reduce_buckets(
     plan: BucketPlan, tensors: list[tf.Tensor | None], *, in_xla: bool = False
 ) -> list[tf.Tensor | None]:
-    """Emits the operations of a plan.
+    """Emits the operations that reduce a gradient list.
 
     Args:
-        plan: the plan of the list.
+        plan: the assignment of the gradients to buckets.
         tensors: for each variable of the list, the encoded gradient or `None`.
         in_xla: whether to emit one operation for all buckets; the result of
             `xla.reduced_by_xla()`.
@@ -49,7 +49,7 @@ def reduce_buckets(
 
 
 def _emit_buckets(plan: BucketPlan, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """Emits one operation per bucket, which runs when its last gradient is ready."""
+    """Emits one operation per bucket; it runs when the bucket's gradients are ready."""
     remaining = iter(tensors)
     outputs: list[tf.Tensor] = []
     for number, bucket in enumerate(plan.buckets):
@@ -71,10 +71,10 @@ def _emit_buckets(plan: BucketPlan, *tensors: tf.Tensor) -> list[tf.Tensor]:
 
 @functools.lru_cache(maxsize=4096)
 def _function_of(plan: BucketPlan) -> Any:
-    """Returns a function that runs all buckets of an eager call together.
+    """Returns a `tf.function` that runs all buckets of an eager call together.
 
-    With `TFDIST_ATOMIC_STEPS=1`, a bucket that is called alone would wait forever for
-    the other buckets of its step.
+    With `TFDIST_ATOMIC_STEPS=1`, the operations of all buckets complete together. If
+    they were called one after another, the first operation would wait forever.
     """
     return tf.function(functools.partial(_emit_buckets, plan), jit_compile=False)
 

@@ -1,7 +1,8 @@
-"""Assignment of a list of gradients to buckets, with one operation per bucket.
+"""Assignment of the gradients of a list to buckets, with one operation per bucket.
 
 All ranks compute the same plan from the sizes and types of the gradients. In a traced
-function the order may follow the graph (`TFDIST_BUCKET_ORDER`).
+function, the buckets may follow the order in which the graph computes the gradients
+(`TFDIST_BUCKET_ORDER`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class BucketPlan:
-    """The operations that reduce a list of gradients.
+    """A plan of the operations that reduce a gradient list.
 
     Attributes:
         group_id: id of the list, on which the ranks have agreed (`agreement`).
-        name: name of the operations; each bucket appends its number.
-        op: how the gradients are combined.
+        name: common part of the operation names, to which each bucket's number is
+            appended.
+        op: reduction operation that combines the ranks' gradients.
         process_set: id of the ranks that take part.
         buckets: for each operation, the indices of its gradients in the list.
     """
@@ -47,7 +49,7 @@ class BucketPlan:
     buckets: tuple[tuple[int, ...], ...]
 
     def places(self) -> list[int]:
-        """The indices of all reduced gradients, bucket by bucket."""
+        """Returns the indices of all reduced gradients, bucket by bucket."""
         return [place for bucket in self.buckets for place in bucket]
 
 
@@ -60,17 +62,18 @@ def plan_buckets(
     *,
     in_xla: bool = False,
 ) -> BucketPlan:
-    """Plans the buckets of a list of gradients, equally on all ranks.
+    """Plans the buckets of a gradient list; the plan is the same on all ranks.
 
     Args:
-        tensors: for each variable, the encoded gradient or None.
+        tensors: for each variable, the encoded gradient, or None if it is not reduced
+            in a bucket.
         local_grads: the gradients that this rank's graph computes; None for a missing
             gradient.
         variables: the variables of the list.
         group_id: id of the list.
         options: operation, name, process set, and the user's manual buckets.
-        in_xla: whether one XLA operation reduces all buckets; their order then has no
-            effect.
+        in_xla: whether one XLA operation reduces all buckets; the order of the buckets
+            then has no effect.
     """
     pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
     places, sent = [i for i, _ in pairs], [tensor for _, tensor in pairs]
@@ -129,10 +132,10 @@ def _cut_traced(
     group_id: str,
     process_set: ProcessSet | None,
 ) -> list[list[int]]:
-    """Cuts buckets in the order of the list or of the lowest rank's traced graph.
+    """Cuts buckets in reverse list order or in the order of the lowest rank's graph.
 
-    With `TFDIST_BUCKET_ORDER=reverse`, the lowest rank logs the gain that `traced`
-    would have, if the gain is large.
+    With `TFDIST_BUCKET_ORDER=traced`, the order is that of the graph. With `reverse`,
+    the lowest rank logs how much `traced` would gain: as a warning if it is much.
     """
     listed = cut(None)
     is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"

@@ -1,10 +1,10 @@
 """Pure functions that cut a list of gradients into buckets.
 
 Backpropagation computes the gradients of the last layers first. By default, buckets are
-therefore filled in reverse order of the gradient list, so that the first gradients are
-reduced while the others are still being computed. Alternatively, buckets are filled in
-the order in which the gradients become ready (`ready_order`). The first bucket is
-small, so that communication starts early.
+therefore filled in reverse order of the gradient list, so that the first computed
+gradients are reduced while the rest are still being computed. Alternatively, buckets
+are filled in the order in which the gradients become ready (`ready_order`). The first
+bucket is small, so that communication starts early.
 
 References:
     Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 
 @dataclasses.dataclass
 class _Bucket:
-    """An open bucket with indices into the gradient list and their total bytes."""
+    """A bucket that is being filled: gradient indices, and total size in bytes."""
 
     limit_bytes: int
     indices: list[int] = dataclasses.field(default_factory=list)
@@ -37,16 +37,17 @@ def cut_buckets(
 ) -> list[list[int]]:
     """Assigns every gradient to one bucket.
 
-    Every rank computes the same buckets from the same list, without communication. A
-    bucket holds one dtype; a list with several dtypes has one open bucket for each.
+    Every rank computes the same buckets from the same list, without communication. All
+    gradients in a bucket have the same dtype; if a list has several dtypes, one bucket
+    for each dtype is filled at a time.
 
     Args:
-        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        sizes_bytes: size of each gradient in bytes, in the order of the gradient list.
         dtypes: dtype of each gradient, same length.
-        first_bytes: bytes at which the first bucket closes.
-        bucket_bytes: bytes at which every later bucket closes.
-        fusion_bytes: bytes that no bucket exceeds, except one with a single larger
-            gradient; 0 gives every gradient a bucket of its own.
+        first_bytes: size in bytes from which on the first bucket is full.
+        bucket_bytes: size in bytes from which on any later bucket is full.
+        fusion_bytes: maximum size of a bucket in bytes, except for a bucket with a
+            single larger gradient; 0 puts every gradient into a separate bucket.
         order: all indices in the order in which the gradients are expected to become
             ready; default: descending.
 
@@ -84,10 +85,10 @@ def cut_buckets(
 
 
 def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
-    """Splits a list of gradients into contiguous groups of about equal bytes.
+    """Splits a gradient list into contiguous groups with about equally many bytes.
 
     Args:
-        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        sizes_bytes: size of each gradient in bytes, in the order of the gradient list.
         count: maximum number of groups, >= 1; there are fewer groups if there are
             fewer gradients.
 
@@ -123,21 +124,21 @@ def cut_groups(
     fusion_bytes: int,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assigns every gradient to one bucket, with some buckets given by the caller.
+    """Assigns every gradient to one bucket; the caller chooses some of the buckets.
 
     Args:
-        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        sizes_bytes: size of each gradient in bytes, in the order of the gradient list.
         dtypes: dtype of each gradient, same length.
         groups: disjoint lists of indices; each becomes one bucket per dtype, of any
-            size. The other gradients are cut by `cut_buckets`.
+            size. The remaining gradients are assigned by `cut_buckets`.
         first_bytes: see `cut_buckets`; for gradients in no group.
         bucket_bytes: see `cut_buckets`; for gradients in no group.
         fusion_bytes: see `cut_buckets`; for gradients in no group.
         order: see `cut_buckets`.
 
     Returns:
-        Buckets as from `cut_buckets`. A bucket is ready when its last index in `order`
-        is ready, which by default is its lowest index.
+        Buckets as from `cut_buckets`. A bucket is ready when the last of its gradients
+        in `order` is ready; by default, this is the gradient with the lowest index.
 
     Example:
         >>> cut_groups([4, 4, 8], ["f", "f", "f"], [[0, 2]], first_bytes=8,

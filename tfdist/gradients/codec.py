@@ -1,8 +1,8 @@
-"""Codecs: gradient encodings applied before the reduction and undone after it.
+"""Codecs, which encode gradients before the reduction and decode them afterwards.
 
 To add a compressor, write a class with `encode` and `decode` and add it to `CODECS`.
-The encoded tensors are summed element by element, so a codec may change the values and
-the dtype of a gradient, but not its shape.
+The encoded tensors are summed elementwise, so a codec may change the values and the
+dtype of a gradient, but not its shape.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _WIDE = (tf.float32, tf.float64)
 
 
 class Codec(Protocol):
-    """Encodes gradients for the reduction and decodes its results."""
+    """Encodes gradients for the reduction, and decodes the reduced gradients."""
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor to reduce instead of `gradient`, of the same shape."""
+        """Returns the tensor to reduce instead of `gradient`, with the same shape."""
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Returns the reduced gradient.
@@ -32,25 +32,25 @@ class Codec(Protocol):
 
 
 class Exact:
-    """Sends gradients as they are."""
+    """Codec that sends gradients unchanged."""
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
         """Returns `gradient` unchanged."""
         return gradient
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """`reduced` in `dtype`."""
+        """Returns `reduced`, cast to `dtype`."""
         return tf.cast(reduced, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """Casts float32 and float64 gradients to a shorter type.
+    """Codec that casts float32 and float64 gradients to a smaller type.
 
     The core adds the ranks' values in float32 and rounds the result once.
 
     Args:
-        wire_type: the type that is sent.
+        wire_type: the type in which gradients are sent.
 
     Example:
         >>> import tensorflow as tf
@@ -69,26 +69,27 @@ class Cast:
     wire_type: tf.DType
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns a float32 or float64 gradient in the wire type, others unchanged."""
+        """Casts float32 and float64 to the wire type; returns other types unchanged."""
         if gradient.dtype not in _WIDE:
             return gradient
         return tf.cast(gradient, self.wire_type)
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """`reduced` in `dtype`."""
+        """Returns `reduced`, cast to `dtype`."""
         return tf.cast(reduced, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Predivided:
-    """Divides gradients before another codec encodes them, and multiplies afterwards.
+    """Codec that divides gradients before the reduction and multiplies them afterwards.
 
-    This keeps sums within the range of the wire type. A power of two changes no bits,
-    except of numbers that are subnormal in that type. Half types are left unchanged,
-    because they are added in float32.
+    This keeps sums within the range of the wire type. If the factor is a power of two,
+    results are bitwise identical, except for numbers that are subnormal in the wire
+    type. Only float32 and float64 gradients are divided; float16 and bfloat16 gradients
+    are unchanged, because they are added in float32.
 
     Args:
-        codec: encodes the quotient.
+        codec: the codec that encodes the quotient.
         factor: the divisor, a finite number > 0.
     """
 
@@ -104,7 +105,7 @@ class Predivided:
         return _times(self.codec.decode(reduced, dtype), self.factor)
 
 
-# By the value of `compression=`.
+# The codec for each value of `compression=`.
 CODECS: dict[str | None, Codec] = {
     None: Exact(),
     "fp16": Cast(tf.float16),
@@ -117,7 +118,7 @@ def codec_of(compression: str | None, predivide_factor: float = 1.0) -> Codec:
 
     Args:
         compression: a key of `CODECS`.
-        predivide_factor: divisor of gradients before they are encoded.
+        predivide_factor: number by which gradients are divided before encoding.
     """
     codec = CODECS[compression]
     return codec if predivide_factor == 1.0 else Predivided(codec, predivide_factor)

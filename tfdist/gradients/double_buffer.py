@@ -1,16 +1,17 @@
 """Gradients of one step that are reduced while the next step is computed.
 
-With double buffering, a step stores its gradients and gets the reduced gradients of the
-step before. Their reduction needs nothing that the step computes, so TensorFlow's
-executor starts it as soon as the step has its batch (without one, the data have ended,
-and there is no step). It runs during the forward and the backward pass:
+With double buffering, a step stores its gradients and uses the reduced gradients of
+the previous step. Their reduction needs nothing that the step computes. TensorFlow's
+executor therefore starts it as soon as the step has read its batch (at the end of the
+data there is no batch, and nothing is reduced). The reduction runs during the forward
+and the backward pass:
 
     step t      read the gradients of step t - 1 --> reduce --> update the weights
                 forward --> backward --> store the gradients of step t
 
 With weights w, mean gradients g, and an update U, w(t + 1) = U(w(t), g(w(t - 1))). The
-first step has nothing to reduce, and the last gradients are not used: T steps make
-T - 1 updates.
+first step reduces zeros and changes no weights, and the gradients of the last step are
+not used: T steps make T - 1 updates.
 
 References:
     ChainerMN 1.3, 2018: `create_multi_node_optimizer(..., double_buffering=True)`
@@ -38,7 +39,8 @@ _READS_BATCH = ("IteratorGetNext", "OptionalGetValue")
 class DoubleBuffer:
     """Holds the gradients of one step until the next step reduces them.
 
-    The gradients are this rank's own. They are not part of any saved state.
+    The stored gradients are this rank's, before the reduction. They are not saved in
+    checkpoints.
     """
 
     def __init__(self) -> None:
@@ -46,25 +48,25 @@ class DoubleBuffer:
         self._is_full: tf.Variable | None = None
         self._is_weighted = False
         self._has_warned = False
-        # A scalar bool of the latest step: whether it got gradients of an earlier one.
+        # Scalar bool: whether the latest step got the gradients of an earlier step.
         self.was_full: Any = None
 
     def exchange(
         self, grads: Sequence[tf.Tensor | None], *, is_weighted: bool
     ) -> list[tf.Tensor | None]:
-        """Stores the gradients of this step; returns those of the previous one.
+        """Stores the gradients of this step; returns those of the previous step.
 
         Args:
             grads: dense gradients of known shapes, or `None`.
-            is_weighted: whether the ranks are weighted.
+            is_weighted: whether the ranks' gradients are weighted in this step.
 
         Returns:
-            The stored gradients, of the same shapes and dtypes; zeros in the first
-            step.
+            The gradients of the previous step, with the same shapes and dtypes; zeros
+            in the first step.
 
         Raises:
-            ValueError: other gradients than in earlier steps are `None`, or only some
-                steps are weighted.
+            ValueError: the set of missing gradients differs from earlier steps, or only
+                some steps are weighted.
         """
         self._create_variables(grads, is_weighted)
         if tf.executing_eagerly():
@@ -76,7 +78,7 @@ class DoubleBuffer:
                 None if g is None else self._stored[i].read_value()
                 for i, g in enumerate(grads)
             ]
-        # tf.function runs these after the reads above, because they come later.
+        # tf.function runs these assignments after the reads above, in program order.
         is_full.assign(True)
         for i, grad in enumerate(grads):
             if grad is not None:
@@ -84,7 +86,7 @@ class DoubleBuffer:
         return previous
 
     def clear(self) -> None:
-        """Drops the stored gradients: the next step is a first step again."""
+        """Drops the stored gradients, so the next step is like the first one."""
         if self._is_full is not None:
             self._is_full.assign(False)
         for variable in self._stored.values():
@@ -96,7 +98,7 @@ class DoubleBuffer:
         present = {i: g for i, g in enumerate(grads) if g is not None}
         if self._is_full is None:
             self._is_weighted = is_weighted
-            with tf.init_scope():  # once, outside of the traced function
+            with tf.init_scope():  # once, outside the traced function
                 for i, g in present.items():
                     zeros = tf.zeros(g.shape, g.dtype)
                     self._stored[i] = tf.Variable(zeros, trainable=False)
@@ -104,29 +106,29 @@ class DoubleBuffer:
         if present.keys() != self._stored.keys():
             raise ValueError(
                 "With double_buffering=True, the same variables need gradients in every"
-                f" step, got gradients of the variables {sorted(present)} of the list "
-                f"after those of {sorted(self._stored)}. Use one optimizer, or one name"
-                " of a tape, for each part of a model that is trained by itself, or "
-                "leave out double_buffering."
+                f" step, got gradients of the variables {sorted(present)} (indices in "
+                f"the list), in earlier steps of {sorted(self._stored)}. Use a separate"
+                " optimizer, or a tape with a separate name, for each part of a model "
+                "that is trained separately, or omit double_buffering."
             )
         if is_weighted != self._is_weighted:
             raise ValueError(
-                "With double_buffering=True, weight has to be given in all steps or in "
-                "none. Give it in all steps (the number of samples), or leave out "
+                "With double_buffering=True, weight must be passed in all steps or in "
+                "none. Pass it in all steps (the number of samples), or omit "
                 "double_buffering."
             )
 
     def _warn_eager(self) -> None:
         if not self._has_warned and runtime.rank() == 0:
             _logger.warning(
-                "Double buffering in eager execution delays the gradients by a step "
+                "In eager mode, double buffering delays the gradients by one step "
                 "without hiding their reduction. Run the step in a tf.function."
             )
         self._has_warned = True
 
 
 def _batch_of_step() -> list[Any]:
-    """Returns the operations that give the step in the current graph its data."""
+    """Returns the operations in the current graph that provide the step's data."""
     if tf.executing_eagerly():
         return []
     graph: Any = tf.compat.v1.get_default_graph()
@@ -144,7 +146,7 @@ def _batch_of_step() -> list[Any]:
 
 
 class _Entry:
-    """A buffer, and what it belongs to."""
+    """A buffer and its owners: the variables and, if there is one, the optimizer."""
 
     def __init__(self, owners: Sequence[Any], on_death: Any) -> None:
         self.owners = [weakref.ref(one, on_death) for one in owners]
@@ -161,15 +163,15 @@ _buffers: dict[Any, _Entry] = {}
 def buffer_of(
     variables: Sequence[Any], options: ReduceOptions, owner: Any = None
 ) -> DoubleBuffer | None:
-    """Returns the buffer of a list of gradients: the same one in every step.
+    """Returns the buffer of a gradient list, which is the same in every step.
 
-    It exists as long as its owner and all variables.
+    The buffer exists as long as the optimizer and all variables exist.
 
     Args:
         variables: the variables whose gradients are reduced.
         options: options of the reduction.
-        owner: the optimizer; None: a tape, which exists for a single step. Tapes with
-            equal names share a buffer.
+        owner: the optimizer; None for a tape, which exists for a single step only.
+            Tapes with equal names share a buffer.
 
     Returns:
         The buffer; `None` without double buffering or without variables.

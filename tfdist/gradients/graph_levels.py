@@ -1,8 +1,8 @@
 """Computes the order in which the gradients of a traced function become ready.
 
-An operation runs when its inputs are available. The level of a gradient is the length
-of the longest path to it in the graph, i.e. the number of operations that have to run
-one after another before it. Levels can be computed without running a step, adding
+An operation runs when its inputs are available. The level of a gradient is the number
+of operations that have to run one after another to compute it, i.e. the length of the
+longest path to it in the graph. Levels can be computed without running a step, adding
 operations or tracing again. They are equal on all ranks that trace the same program.
 
 In eager mode, and in functions that XLA compiles, all gradients exist before the first
@@ -21,7 +21,8 @@ def levels_of(tensors: Sequence[Any]) -> list[int | None]:
     """Returns the level of each tensor in the graph that is being traced.
 
     Args:
-        tensors: tensors of this graph; a tensor from outside has level None.
+        tensors: tensors of the graph. The level of an eager tensor, or of a tensor of a
+            different graph, is None.
     """
     graph = tf.compat.v1.get_default_graph()
     levels: dict[Any, int] = {}

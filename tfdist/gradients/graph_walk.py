@@ -13,8 +13,9 @@ _CALLS = ("PartitionedCall", "While", "If", "Case")  # suffixes of op types that
 def origins(tensor: Any) -> list[Any]:
     """Returns the symbolic tensors from which a tensor is computed directly.
 
-    These are the inputs of its operation, the corresponding outputs of the functions
-    that the operation calls, and the tensors captured from outer graphs.
+    These are the inputs of the tensor's operation, the corresponding outputs of the
+    functions that the operation calls, and, for a placeholder that captures a tensor of
+    an outer graph, that tensor.
 
     Args:
         tensor: a symbolic tensor.
@@ -41,7 +42,7 @@ def around(graph: Any) -> Iterator[Any]:
 
 
 def _captured(placeholder: Any) -> list[Any]:
-    """Returns the tensor of an outer graph that a placeholder captures."""
+    """Returns the tensor of an outer graph that a placeholder captures, if any."""
     captures = getattr(placeholder.graph, "captures", ())
     return [
         outer
@@ -53,7 +54,7 @@ def _captured(placeholder: Any) -> list[Any]:
 def _called(operation: Any) -> Iterator[Any]:
     """Yields the graphs of the functions that an operation calls."""
     if not operation.type.endswith(_CALLS):
-        return  # the attributes of other operations may be large
+        return  # do not read other operations' attributes, which may be large
     for attribute in operation.node_def.attr.values():
         names = [attribute.func.name, *(f.name for f in attribute.list.func)]
         for name in filter(None, names):
@@ -71,7 +72,14 @@ def _function_of(graph: Any, name: str) -> Any:
 
 
 def _inside(graph: Any, tensor: Any) -> list[Any]:
-    """Returns the called function's output behind `tensor`; all outputs for a loop."""
+    """Returns the output of a called function that `tensor` is computed from.
+
+    For a loop, returns all outputs of the function.
+
+    Args:
+        graph: graph of the called function.
+        tensor: output of the operation that calls the function.
+    """
     outputs = list(graph.outputs)
     if tensor.op.type.endswith("While") or len(outputs) != len(tensor.op.outputs):
         return outputs

@@ -1,4 +1,4 @@
-"""Buckets that the user chooses by number or by lists of variables."""
+"""Buckets that the user chooses, as a number of buckets or as lists of variables."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfdist.gradients.bucketing import split_evenly
 
 
 class ManualBuckets:
-    """Splits a list of gradients into a number of buckets, or by lists of variables.
+    """The user's choice of buckets: a number of buckets, or lists of variables.
 
-    A variable in several lists belongs to the first one; variables without a gradient
-    are ignored. Variables in no list are put into buckets by bytes.
+    A variable in several lists belongs to the first of these lists. Variables without a
+    gradient are ignored. Variables in no list are put into buckets by bytes.
 
     Args:
-        groups: number of buckets, >= 1; or a list of lists of variables and layers. A
-            layer or model represents all its variables.
+        groups: maximum number of buckets, >= 1; or a list of lists of variables and
+            layers. A layer or model represents all its trainable variables.
 
     Raises:
         TypeError: an entry of a list is neither a variable nor a layer.
@@ -55,11 +55,15 @@ class ManualBuckets:
     def places(
         self, variables: Sequence[Any], sizes_bytes: Sequence[int | None]
     ) -> list[list[int]]:
-        """Returns buckets, in the order of `groups`, as descending variable indices.
+        """Returns the chosen buckets, each as descending indices into `variables`.
+
+        For lists, the buckets are in the order of `groups`; for a number of buckets,
+        the last variables come first.
 
         Args:
             variables: all trained variables.
-            sizes_bytes: bytes of their gradients; None for gradients in no bucket.
+            sizes_bytes: size in bytes of each variable's gradient; None if the gradient
+                is not reduced in a bucket.
         """
         if self._count:
             listed = [i for i, size in enumerate(sizes_bytes) if size is not None]
@@ -75,14 +79,17 @@ class ManualBuckets:
         return [bucket for bucket in found if bucket]
 
     def describe(self, variables: Sequence[Any]) -> str:
-        """Describes the bucket of each variable, to be compared between the ranks."""
+        """Returns a text with the bucket of each variable, which the ranks compare."""
         if self._count:
             return str(self._count)
         numbers = self._numbers()
         return ",".join(str(numbers.get(identity(v), "")) for v in variables)
 
     def _numbers(self) -> dict[int, int]:
-        """Returns the bucket of each variable by identity; layers may add variables."""
+        """Returns the bucket number of each variable, by identity of the variable.
+
+        Computed at each call, because layers may add variables.
+        """
         numbers: dict[int, int] = {}
         for number, bucket in enumerate(self._members):
             for one in bucket:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
 
-# Reactions of an optimizer to a step with a non-finite gradient.
+# Actions of an optimizer in a step with a non-finite gradient.
 NAN_POLICIES = ("raise", "skip_step")
 
 
@@ -23,7 +23,7 @@ def check_nan_policy(nan_policy: str | None) -> None:
 
 
 def all_finite(grads: Sequence[Any]) -> tf.Tensor:
-    """Returns a scalar bool that is True if no gradient has an infinity or a NaN.
+    """Returns a scalar bool: True if no gradient contains an infinity or a NaN.
 
     Example:
         >>> import tensorflow as tf
@@ -41,7 +41,7 @@ def true_on_all_ranks(
 
     Args:
         found: this rank's value, a scalar bool.
-        process_set: the ranks that take part; None: all.
+        process_set: the ranks that take part; None: all ranks.
         name: name of the gradient list (`ReduceOptions.name`).
     """
     return collectives.allreduce(
@@ -55,7 +55,7 @@ def true_on_all_ranks(
 def assert_finite(
     is_finite: tf.Tensor, grads: Sequence[tuple[Any, str]], optimizer: str
 ) -> tf.Operation:
-    """Returns an operation that fails unless `is_finite`.
+    """Returns an operation that raises an error unless `is_finite` is True.
 
     Args:
         is_finite: scalar bool, the same on all ranks.

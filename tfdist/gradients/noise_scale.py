@@ -2,8 +2,9 @@
 
 With G the gradient of the expected loss and S the covariance of the gradient of one
 sample, the simple noise scale is tr(S) / |G|^2, in samples. The mean gradient g of B
-samples has E|g|^2 = |G|^2 + tr(S) / B. Each step gives |g|^2 at two batch sizes: that
-of a rank, before the reduction, and that of all ranks. Both unknowns follow.
+samples has E|g|^2 = |G|^2 + tr(S) / B. Each step gives |g|^2 at two batch sizes: the
+per-rank batch (before the reduction) and the global batch (after the reduction). These
+two equations determine |G|^2 and tr(S).
 
 References:
     McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of
@@ -24,13 +25,14 @@ from tfdist.core.registry import WeakRegistry
 def noise_scale(
     own_square: float, square: float, *, own_batch: float, batch: float
 ) -> float:
-    """Returns the simple noise scale, in samples; infinite if no signal was found.
+    """Returns the simple noise scale in samples; infinite if |G|^2 is not positive.
 
     Args:
-        own_square: mean of |g|^2 over steps and ranks, with g the gradient of a rank.
+        own_square: mean of |g|^2 over steps and ranks, with g the gradient of one
+            rank's batch.
         square: mean of |g|^2 over steps, with g the gradient of the global batch.
-        own_batch: samples of a rank in a step.
-        batch: samples of all ranks in a step, more than `own_batch`.
+        own_batch: the per-rank batch.
+        batch: the global batch, larger than `own_batch`.
 
     Raises:
         ValueError: `batch` is not larger than `own_batch`.
@@ -42,7 +44,7 @@ def noise_scale(
     """
     if not batch > own_batch:
         raise ValueError(
-            f"Expected a global batch above that of a rank, got {batch} and "
+            f"Expected a global batch larger than the per-rank batch, got {batch} and "
             f"{own_batch}. The noise scale needs at least two ranks."
         )
     signal = (batch * square - own_batch * own_square) / (batch - own_batch)
@@ -53,10 +55,10 @@ def noise_scale(
 
 
 def advice(scale: float, batch: float) -> str:
-    """Returns what the noise scale says about a global batch.
+    """Returns a line that tells whether a larger or smaller global batch is useful.
 
-    A training with a batch of B samples needs 1 + scale / B times as many steps as with
-    the largest batches, and 1 + B / scale times as many samples as with the smallest.
+    Training with a batch of B samples needs 1 + scale / B times as many steps as with
+    very large batches, and 1 + B / scale times as many samples as with very small ones.
 
     Example:
         >>> from tfdist.gradients.noise_scale import advice
@@ -83,19 +85,19 @@ fewer steps
 
 
 class GradientSquares:
-    """Sums of |g|^2 over steps, of this rank's and of the reduced gradients."""
+    """Sums of |g|^2 over steps, for this rank's gradients and for the reduced ones."""
 
     def __init__(self) -> None:
         with tf.init_scope():
             self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)
 
     def add(self, grads: Sequence[Any], reduced: Sequence[Any], scale: Any) -> None:
-        """Adds the gradients of a step, unless the reduced ones are not finite.
+        """Adds the gradients of a step; skips a step with non-finite gradients.
 
         Args:
             grads: this rank's gradients; tensors, `tf.IndexedSlices`, or None.
             reduced: the reduced gradients.
-            scale: the factor of a loss scale, which both have.
+            scale: the loss scale by which `grads` and `reduced` are multiplied.
         """
         own, total = _square(grads), _square(reduced)
         factor = tf.cast(scale, tf.float64) ** -2
@@ -104,13 +106,13 @@ class GradientSquares:
         self._sums.assign_add(tf.where(is_finite, step, tf.zeros_like(step)))
 
     def take(self) -> tuple[float, float, float]:
-        """Returns both sums and the number of steps, and begins anew."""
+        """Returns both sums and the number of steps, and resets them to 0."""
         own, total, steps = map(float, self._sums.numpy())
         self._sums.assign(tf.zeros(3, tf.float64))
         return own, total, steps
 
 
-# Optimizers whose traced steps add to the sums.
+# Optimizer → the sums to which its traced steps add; None: not measured any more.
 _measured: WeakRegistry[GradientSquares | None] = WeakRegistry()
 
 
@@ -127,7 +129,11 @@ def measure(optimizer: Any, squares: GradientSquares) -> None:
 
 
 def stop_measuring(optimizer: Any) -> bool:
-    """Undoes `measure` for steps that are traced later; returns whether it was used."""
+    """Undoes `measure` for steps traced from now on.
+
+    Returns:
+        Whether the optimizer was measured.
+    """
     was_measured = _measured.get(optimizer) is not None
     for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if _measured.get(one) is not None:
@@ -142,17 +148,17 @@ def note_step(
     local: Collection[int] = (),
     is_weighted: bool = False,
 ) -> None:
-    """Adds the gradients of a step, if they are measured.
+    """Adds the gradients of a step to the sums, if the optimizer is measured.
 
     Args:
         optimizer: the reducing optimizer.
         grads: the gradients of this rank.
         reduced: the gradients after the reduction.
-        local: indices of those that are not reduced.
-        is_weighted: whether the ranks are weighted.
+        local: indices of gradients that are not reduced.
+        is_weighted: whether the ranks' gradients are weighted.
 
     Raises:
-        NotImplementedError: the ranks of a step that is measured are weighted.
+        NotImplementedError: the optimizer is measured and the gradients are weighted.
     """
     squares = _measured.get(optimizer)
     if squares is None:
@@ -160,7 +166,7 @@ def note_step(
     if is_weighted:
         raise NotImplementedError(
             "The gradient noise scale needs batches of equal size, but this step "
-            "weights the ranks (UnevenData, or weight=). Leave out the weights or "
+            "weights the ranks (UnevenData, or weight=). Omit the weights or "
             "GradientNoiseScale."
         )
     shared = [i for i in range(len(grads)) if i not in local]

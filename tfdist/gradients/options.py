@@ -31,13 +31,13 @@ class ReduceOptions:
 
     Args:
         op: operation that combines the ranks' gradients: `AVERAGE`, `SUM` or `ADASUM`.
-        name: distinguishes lists of gradients that are otherwise equal.
-        process_set: the ranks that take part; None: all.
+        name: name that distinguishes gradient lists that are otherwise equal.
+        process_set: the ranks that take part; None: all ranks.
         compression: a key of `codec.CODECS`.
-        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
-            only for small tables (`sparse.TABLE_BYTES`); with ADASUM, all.
-        local_variables: variables whose gradients are not reduced; None: there are
-            none.
+        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors. None:
+            only for tables of less than `sparse.TABLE_BYTES`. Always True with ADASUM
+            or double buffering.
+        local_variables: variables whose gradients are not reduced; None: no variables.
         scale_local_gradients: whether the gradients of local variables are multiplied
             by `local_factor`.
         manual_buckets: buckets chosen by the user; None: buckets are cut by bytes.
@@ -45,15 +45,16 @@ class ReduceOptions:
             reduction and multiplied afterwards.
         xla: one of `xla.CHOICES`; "off": never reduce inside a function that XLA
             compiles. If ranks have different choices, registration raises an error.
-        double_buffering: whether the gradients of the previous step are reduced
-            (`double_buffer`), as dense tensors.
+        double_buffering: whether each step reduces the gradients of the previous step
+            instead of its own (`double_buffer`).
 
     Raises:
-        ValueError: `op`, `compression`, `xla` or the factor is invalid, `process_set`
-            has been removed, `scale_local_gradients` is False without local variables,
-            a predivide factor is given without an average, or ADASUM is used with
-            `sparse_as_dense=False` or a number of ranks that is not a power of two, or
-            double buffering with ADASUM, local variables or `sparse_as_dense=False`.
+        ValueError: `op`, `compression`, `xla` or the predivide factor is invalid,
+            `process_set` has been removed, `scale_local_gradients` is False without
+            local variables, a predivide factor is given without an average, ADASUM is
+            used with `sparse_as_dense=False` or a number of ranks that is not a power
+            of two, or double buffering is used with ADASUM, local variables or
+            `sparse_as_dense=False`.
         NotImplementedError: ADASUM or double buffering is used in an elastic job.
         TypeError: `process_set` is not a process set.
     """
@@ -94,13 +95,13 @@ class ReduceOptions:
         if self.local_variables is None and not self.scale_local_gradients:
             raise ValueError(
                 "scale_local_gradients=False has no effect without local_variables. "
-                "Pass local_variables, or leave out scale_local_gradients."
+                "Pass local_variables, or omit scale_local_gradients."
             )
         check_predivide_factor(self.gradient_predivide_factor)
         if self.gradient_predivide_factor != 1 and self.op is not ReduceOp.AVERAGE:
             raise ValueError(
                 "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
-                f"got {self.op.name}. The factor only applies to averages. Leave out "
+                f"got {self.op.name}. The factor only applies to averages. Omit "
                 "op or gradient_predivide_factor."
             )
         id_of(self.process_set)  # raises if the set has been removed
@@ -117,25 +118,25 @@ class ReduceOptions:
     def _check_adasum(self) -> None:
         if renewal.is_elastic(os.environ):
             raise NotImplementedError(
-                "op=tfdist.ReduceOp.ADASUM needs a power of two of ranks, and an "
-                "elastic job can have other numbers. Start the job without --min-np, "
-                "or use op=tfdist.ReduceOp.AVERAGE."
+                "op=tfdist.ReduceOp.ADASUM needs a number of ranks that is a power of "
+                "two, which an elastic job cannot guarantee. Start the job without "
+                "--min-np, or use op=tfdist.ReduceOp.AVERAGE."
             )
         if runtime.is_initialized():
             check_adasum(self.op, "allreduce", self.process_set)
         if self.sparse_as_dense is False:
             raise ValueError(
                 "sparse_as_dense=False cannot be used with op=tfdist.ReduceOp.ADASUM, "
-                "which combines whole tensors. Leave it out."
+                "which combines whole tensors. Omit sparse_as_dense."
             )
         object.__setattr__(self, "sparse_as_dense", True)
 
     def _check_double_buffering(self) -> None:
         if renewal.is_elastic(os.environ):
             raise NotImplementedError(
-                "double_buffering=True keeps each rank's gradients between steps, and "
-                "they would be lost with a rank. Start the job without --min-np, or "
-                "leave out double_buffering."
+                "double_buffering=True keeps each rank's gradients between steps; if a "
+                "rank is lost, its gradients are lost. Start the job without --min-np, "
+                "or omit double_buffering."
             )
         for option, is_given, remedy in (
             (
@@ -143,22 +144,26 @@ class ReduceOptions:
                 self.op is ReduceOp.ADASUM,
                 "Use op=tfdist.ReduceOp.AVERAGE",
             ),
-            ("local_variables", self.local_variables is not None, "Leave them out"),
+            (
+                "local_variables",
+                self.local_variables is not None,
+                "Omit local_variables",
+            ),
             (
                 "sparse_as_dense=False",
                 self.sparse_as_dense is False and self.op is not ReduceOp.ADASUM,
-                "Leave it out",
+                "Omit sparse_as_dense",
             ),
         ):
             if is_given:
                 raise ValueError(
                     f"{option} cannot be used with double_buffering=True. {remedy}, or "
-                    "leave out double_buffering."
+                    "omit double_buffering."
                 )
         object.__setattr__(self, "sparse_as_dense", True)
 
     def summing(self) -> ReduceOptions:
-        """Returns the options for gradients whose sum over the ranks is the average."""
+        """Returns a copy with op=SUM, for weighted gradients whose sum is the mean."""
         summing = copy.copy(self)
         object.__setattr__(summing, "op", ReduceOp.SUM)
         return summing
@@ -174,24 +179,28 @@ class ReduceOptions:
         return self.local_variables.places(variables)
 
     def local_members(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the known local variables, trained or not."""
+        """Returns the local variables that are known so far, trained or not.
+
+        Args:
+            variables: the trained variables, of which some may be local.
+        """
         if self.local_variables is None:
             return []
         places = self.local_variables.places(variables)
         return [*(variables[i] for i in places), *self.local_variables.listed()]
 
     def local_factor(self) -> float:
-        """Returns the factor for the gradient of a local variable.
+        """Returns the factor for the gradients of local variables.
 
-        Only this rank's loss depends on the variable, so the gradient of the mean over
-        the ranks' losses is 1/size of the gradient of this rank's loss.
+        A local variable affects only this rank's loss. The gradient of the mean of the
+        ranks' losses is therefore 1/size times the gradient of this rank's loss.
         """
         if self.op is not ReduceOp.AVERAGE or not self.scale_local_gradients:
             return 1.0
         return 1.0 / len(members_of(self.process_set))
 
     def describe(self, variables: Sequence[Any]) -> str:
-        """Describes the options in one line, to be compared between the ranks."""
+        """Returns the options as one line, which the ranks compare."""
         more = "" if self.scale_local_gradients else "scale_local_gradients=False "
         if self.manual_buckets is not None:
             more += f"groups={self.manual_buckets.describe(variables)} "

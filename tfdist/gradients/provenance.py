@@ -26,8 +26,8 @@ _Reduction = tuple[int, bool]
 _of_eager_tensors: WeakRegistry[_Reduction] = WeakRegistry()
 # For each graph: the reductions of its tensors, by tensor name.
 _of_graphs: WeakRegistry[dict[str, _Reduction]] = WeakRegistry()
-# Number of tensors to search between an optimizer and a tape: clipping and scaling
-# create a few.
+# Maximum number of tensors to search between an optimizer and a tape. Clipping and
+# scaling create only a few.
 _BETWEEN = 64
 
 
@@ -54,9 +54,9 @@ def note_tape(
 
 
 def is_from_tape(grad: Any) -> bool:
-    """Returns whether a gradient comes from a DistributedGradientTape.
+    """Returns whether a DistributedGradientTape has reduced a gradient.
 
-    In a graph it may have been clipped or scaled in between.
+    In a graph, this includes gradients that were clipped or scaled after the reduction.
     """
     return _reduction_by_tape(values_of(grad)) is not None
 
@@ -64,17 +64,17 @@ def is_from_tape(grad: Any) -> bool:
 def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) -> None:
     """Raises if an optimizer would sum gradients that a tape has already summed.
 
-    If the tape or the optimizer averages, the second reduction is only redundant; this
-    is logged once.
+    If the tape or the optimizer averages, the second reduction is only redundant. In
+    this case, a warning is logged once.
 
     Args:
-        grads: gradients given to the optimizer.
-        options: how the optimizer reduces them.
+        grads: gradients passed to the optimizer.
+        options: options with which the optimizer reduces the gradients.
         name: name of the optimizer.
 
     Raises:
-        ValueError: both sum over the same ranks, so the result would be too large by a
-            factor of the number of ranks.
+        ValueError: tape and optimizer both sum over the same ranks, so the result would
+            be too large by a factor of the number of ranks.
     """
     members = id_of(options.process_set)
     found = {_reduction_by_tape(values_of(g)) for g in grads if g is not None}
@@ -105,7 +105,7 @@ def warn_once(text: str) -> None:
 
 
 def _reduction_by_tape(tensor: Any) -> _Reduction | None:
-    """Returns the reduction of a tensor by a tape, or None."""
+    """Returns how a tape has reduced a tensor, or None if no tape has."""
     if not tf.is_symbolic_tensor(tensor):
         return _of_eager_tensors.get(tensor)
     seen: set[tuple[int, str]] = set()
@@ -118,7 +118,7 @@ def _reduction_by_tape(tensor: Any) -> _Reduction | None:
         how = (_of_graphs.get(one.graph) or {}).get(one.name)
         if how is not None:
             return how
-        # Clipping and scaling keep the shape, so other shapes are not the gradient.
+        # Clipping and scaling keep the shape, so skip tensors of different shapes.
         waiting += [t for t in origins(one) if _same_shape(t, tensor)]
     return None
 

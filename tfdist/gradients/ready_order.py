@@ -1,11 +1,12 @@
-"""Pure functions on the order in which gradients become ready.
+"""Pure functions that compute the order in which gradients become ready.
 
-tfdist starts to reduce a bucket when its last gradient is ready. Buckets cut along the
-list of gradients are therefore late if neighbours in the list become ready at very
-different times, for example if variables were created in a different order than the
-model uses them, or if a variable is used at both ends of the model. The *level* of a
-gradient, the number of operations on the longest path to it, is computed from the
-traced graph (`graph_levels`). See docs/design/0008-observed-order.md.
+tfdist starts to reduce a bucket when the bucket's last gradient is ready. Buckets in
+the order of the gradient list are therefore late if gradients that are adjacent in the
+list become ready at very different times. This happens, for example, if variables were
+created in a different order than the model uses them, or if a variable is used at both
+ends of the model. The *level* of a gradient, the number of operations on the longest
+path to it, is computed from the traced graph (`graph_levels`). See
+docs/design/0008-observed-order.md.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ Buckets = Sequence[Sequence[int]]
 
 
 def filled(levels: Sequence[int | None]) -> list[int]:
-    """Fills in unknown levels.
+    """Replaces unknown levels with known ones.
+
+    Each None is replaced with the next known level in the list or, if no known level
+    follows, with the last known level.
 
     Args:
-        levels: level of each gradient; None for a gradient that this rank lacks. It is
-            replaced by the next known level in the list, or else the last known level.
+        levels: level of each gradient; None for a gradient that this rank lacks.
 
     Example:
         >>> filled([7, None, 5, None])
@@ -43,7 +46,7 @@ def order_of(levels: Sequence[int]) -> list[int]:
 
     Returns:
         All indices by increasing level. Indices of equal level are in descending order,
-        as by default.
+        as in the default order of `cut_buckets`.
 
     Example:
         >>> order_of([7, 3, 5, 5])
@@ -53,7 +56,7 @@ def order_of(levels: Sequence[int]) -> list[int]:
 
 
 def bits_of(order: Sequence[int]) -> list[bool]:
-    """Encodes an order as flags; at least one is set for two or more indices.
+    """Encodes an order as flags; with two or more indices, at least one flag is set.
 
     Example:
         >>> bits_of([1, 0])
@@ -97,18 +100,18 @@ def bytes_left(
 
     The estimate assumes that the backward pass takes as long as the reduction of all
     bytes, that all levels take equally long, and that buckets are reduced one after
-    another as they become ready, so end_j = max(end_(j-1), t_j) + bytes_j. In this case
-    the order of buckets has the largest effect. A faster network hides nearly all
-    communication in any order, and a slower network hides little.
+    another as they become ready, so end_j = max(end_(j-1), t_j) + bytes_j. The order of
+    the buckets has the largest effect in this case. With a faster network, nearly all
+    communication is hidden in any order, and with a slower network, only little is.
 
     Args:
-        buckets: indices into the list of gradients.
+        buckets: for each bucket, the indices of its gradients in the list.
         levels: level of each gradient.
-        sizes_bytes: bytes of each gradient.
+        sizes_bytes: size of each gradient in bytes.
 
     Returns:
-        Number of bytes, at least the bytes of the bucket that is ready last, at most
-        the bytes of all buckets.
+        Number of bytes: at least the size of the bucket that is ready last, at most the
+        size of all buckets together.
 
     Example:
         >>> bytes_left([[1], [0]], [9, 5], [10, 30])
@@ -131,16 +134,18 @@ def bytes_left(
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Comparison of buckets in list order with buckets in ready order.
+    """A comparison of buckets in list order with buckets in ready order.
+
+    The waiting of a gradient is measured in bytes times levels: its size times the
+    number of levels by which it is ready before the last gradient of its bucket.
 
     Attributes:
-        total_bytes: bytes of all gradients.
+        total_bytes: size of all gradients.
         listed_bytes: bytes not yet reduced when the last gradient is ready, with
             buckets in list order (`bytes_left`).
-        observed_bytes: the same for buckets in ready order.
-        held: number of the bucket in list order in which gradients wait most.
-        early: index of the gradient in bucket `held` that waits most, by bytes and
-            levels.
+        observed_bytes: bytes not yet reduced at that time, with buckets in ready order.
+        held: index, in list order, of the bucket whose gradients wait most in total.
+        early: index of the gradient in bucket `held` that waits most.
         late: index of the gradient in bucket `held` that is ready last.
     """
 
@@ -153,7 +158,7 @@ class Comparison:
 
     @property
     def matters(self) -> bool:
-        """Whether ready order hides at least 10 % of the bytes, and 1 MiB, more."""
+        """Whether ready order hides more bytes: at least 10 % of all, and 1 MiB."""
         gain = self.listed_bytes - self.observed_bytes
         return gain >= max(self.total_bytes / 10, 1 << 20)
 
@@ -170,7 +175,7 @@ def compare(
         listed: buckets in list order.
         observed: buckets in ready order.
         levels: level of each gradient.
-        sizes_bytes: bytes of each gradient.
+        sizes_bytes: size of each gradient in bytes.
     """
 
     def held(bucket: Sequence[int]) -> int:

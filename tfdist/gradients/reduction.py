@@ -1,9 +1,10 @@
-"""Reduction of a list of gradients, with one operation per bucket.
+"""Reduction of a gradient list, with one operation per bucket.
 
-A gradient list is a *group*. The ranks agree on a group once, when it is traced (or in
-the first eager call). They compare their variables before anything is reduced, and all
-ranks raise an error if the variables differ. After that, each bucket of the group is
-one operation, which TensorFlow's executor starts when its last gradient is ready.
+A gradient list is also called a *group*. The ranks agree on a group once, when it is
+traced (or in the first eager call). They compare their variables before anything is
+reduced, and all ranks raise an error if the variables differ. Each bucket of the group
+is one operation, which TensorFlow's executor starts when the bucket's last gradient is
+ready.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ def reduce_gradients(
         variables: Keras or TensorFlow variables, the same on every rank.
         options: options of the reduction; default: the average over all ranks,
             uncompressed.
-        weight: this rank's number of samples (`sample_weights.share_of`), given by all
-            ranks or by none; the result is then the average over all samples. Default:
-            all ranks have equal weight.
-        buffer: stores these gradients, and has those of the previous step, which are
-            reduced instead; given with `options.double_buffering`. Default: none.
-        is_share: whether `grads` were multiplied by the weight of this rank.
+        weight: this rank's number of samples (`sample_weights.share_of`). Either all
+            ranks pass a weight or none does. With weights, the result is the average
+            over all samples. Default: all ranks have equal weight.
+        buffer: required with `options.double_buffering`. It stores `grads` and returns
+            the gradients of the previous step, which are reduced instead. Default:
+            none.
+        is_share: whether `grads` were already multiplied by this rank's share of the
+            weights.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -76,7 +79,9 @@ def reduce_gradients(
         InsideXlaError: XLA compiles the graph, but cannot compile this reduction
             (`xla.reduced_by_xla`).
         ValueError: the lists differ in length, or a weight is given without an
-            average or for the variables of a synchronised batch normalisation.
+            average or for the variables of a model with synchronized batch
+            normalization, or a buffer is used with `TFDIST_ATOMIC_STEPS=1`.
+        NotImplementedError: a variable is overwritten by its gradient (float8).
     """
     runtime.check_initialized()
     runtime.note_gradients()
@@ -98,7 +103,8 @@ def reduce_gradients(
         check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
-    # The graph of a rank does not compute the zeros that replace a missing gradient.
+    # None for zeros that replace a missing gradient: this rank's graph does not compute
+    # them.
     traced = [None if own is None else g for own, g in zip(grads, full, strict=True)]
     local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
@@ -137,11 +143,12 @@ def _reduce_complete(
     *,
     in_xla: bool,
 ) -> list[Any]:
-    """Reduces gradients that all ranks have: encode, plan, emit, decode.
+    """Encodes, reduces and decodes gradients, after missing ones were replaced.
 
     Args:
-        grads: tensors, `tf.IndexedSlices` (reduced by rows) and None.
-        traced: the gradients that this rank's graph computes; None for others.
+        grads: tensors, `tf.IndexedSlices` (reduced by rows), or None for gradients that
+            are not reduced.
+        traced: the gradients that this rank's graph computes; None for missing ones.
         variables: the variables of the list.
         group_id: id of the list.
         options: options of the reduction.
@@ -171,13 +178,14 @@ def weighted_gradients(
     weight: Any,
     buffer: DoubleBuffer | None = None,
 ) -> list[Any]:
-    """Reduces gradients with a weight that is applied before the backward pass.
+    """Computes and reduces gradients, with weights applied before the backward pass.
 
-    Unlike with `reduce_gradients`, the result is therefore also correct for layers that
-    sum gradients over the ranks in the backward pass.
+    The result is therefore also correct for layers that sum gradients over the ranks in
+    the backward pass, unlike with `reduce_gradients`.
 
     Args:
-        gradient: function that returns the gradients of the loss times a given share.
+        gradient: function that accepts this rank's share of the weights and returns
+            the gradients of the loss times this share.
         variables: Keras or TensorFlow variables, the same on every rank.
         options: options of the reduction, which has to be an average.
         weight: this rank's number of samples.
@@ -186,14 +194,14 @@ def weighted_gradients(
     runtime.check_initialized()
     xla_context.check_not_xla(_WEIGHTED)
     _check_average(options)
-    # Checked before the ranks exchange weights, because a rank may not have a weight.
+    # Checked before the ranks exchange weights, because some ranks may lack a weight.
     agree(
         _lines(variables, [None for _ in variables], options.local_places(variables)),
         f"{options.describe(variables)} weighted",
         process_set=options.process_set,
     )
     share = share_of(weight, options.process_set, options.name)
-    # The mean over no samples may be NaN; a share of 0 has to remove it anyway.
+    # On a rank without samples the mean may be NaN; multiplying by 0 has to give 0.
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
     options = options.summing()
@@ -209,11 +217,12 @@ def fill_missing(
     is_weighted: bool = False,
     why: str = "gradients are accumulated",
 ) -> list[tf.Tensor | None]:
-    """Replaces missing gradients by zeros if another rank has the gradient.
+    """Replaces missing gradients with zeros if another rank has the gradient.
 
-    Used for gradients that each rank accumulates, or uses for a step of its own, before
+    Used for gradients that each rank accumulates, or applies in a local step, before
     anything is reduced. For arguments and errors, see `reduce_gradients`. `is_weighted`
-    has to be equal on all ranks; `why` is part of the error inside XLA.
+    has to be equal on all ranks. Inside XLA, this function raises an error that gives
+    `why` as the reason.
 
     Returns:
         Dense gradients; `None` for variables without a gradient on any rank.
@@ -237,13 +246,13 @@ def _complete(
 ) -> tuple[list[Any], str]:
     """Returns the gradients to reduce, with zeros for missing ones, and the group id.
 
-    The gradient of a local variable is `None`.
+    Gradients of local variables are replaced with `None`.
     """
     runtime.check_initialized()
     local = set(options.local_places(variables))
     declare(options.local_members(variables))
     _check_arguments(grads, variables, local)
-    # With atomic steps, rows would have to complete together with the buckets.
+    # Not with atomic steps, which would have to commit rows together with the buckets.
     tables = [
         i
         for i, v in enumerate(variables)
@@ -292,7 +301,7 @@ def _check_average(options: ReduceOptions) -> None:
     if not options.scale_local_gradients:
         raise ValueError(
             "weight cannot be used with scale_local_gradients=False. The weight would "
-            "apply to some gradients of a rank and not to others. Leave out weight or "
+            "apply to only some of a rank's gradients. Omit weight or "
             "scale_local_gradients."
         )
     if options.op is not ReduceOp.AVERAGE:
@@ -309,7 +318,7 @@ def _check_not_gated() -> None:
     if gated():
         raise ValueError(
             "TFDIST_ATOMIC_STEPS=1 cannot be used with double_buffering=True, which "
-            "splits a step. Unset the variable, or leave out double_buffering."
+            "splits a step. Unset the variable, or omit double_buffering."
         )
 
 
@@ -350,7 +359,7 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
         return None
     if isinstance(grad, tf.IndexedSlices):
         _log_dense_once(path_of(variable))
-        grad = rows_of(grad, variable)  # adds the shape, which may be missing
+        grad = rows_of(grad, variable)  # adds the dense shape, which may be missing
     tensor = tf.convert_to_tensor(grad)
     if tensor.shape.is_fully_defined():
         return tensor
@@ -371,9 +380,9 @@ def _log_dense_once(path: str) -> None:
 def _lines(
     variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
 ) -> list[str]:
-    """Returns one line per variable, to be compared between the ranks.
+    """Returns one line per variable, which the ranks compare.
 
-    The shape of a local variable is left out: it may differ between ranks.
+    The line of a local variable omits its shape, which may differ between ranks.
     """
     return [
         f"{path_of(v)} local"

@@ -1,4 +1,4 @@
-"""Weights gradients of unequal batches to get the mean over all samples."""
+"""Weights the gradients of batches of unequal size to get the mean over all samples."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
 from tfdist.core.registry import WeakRegistry
 
-# Variable of a model whose backward pass sums over the ranks → a weak reference to the
-# layer that does so while it is trainable.
+# Variable of a model with synchronized batch normalization → weak reference to such a
+# layer, which sums over the ranks in the backward pass while it is trainable.
 synchronized_by: WeakRegistry[weakref.ref[Any]] = WeakRegistry()
-# Shown in the error if only some ranks give a weight, as the others skip this sum.
+# Name of the allreduce of the weights in eager mode. If only some ranks pass a weight,
+# the error shows this name, because the remaining ranks do not call the allreduce.
 EAGER_NAME = "weight= (of all ranks or of none)"
 
 
@@ -27,14 +28,14 @@ def share_of(
 
     Let g_r be the gradient of the mean over the w_r samples of rank r. The sum of
     share_of(w_r) * g_r over the ranks is then the gradient of the mean over all
-    samples. The ranks exchange one small message, which does not depend on the
-    gradients and is complete before the backward pass ends.
+    samples. The ranks sum the weights with one small allreduce. It does not depend on
+    the gradients, so it can complete before the backward pass ends.
 
     Args:
         weight: this rank's number of samples or sum of sample weights, as a number or a
             scalar tensor; finite and >= 0, and 0 for a rank without data.
-        process_set: the ranks that take part; default all.
-        name: name of the list of gradients (`ReduceOptions.name`); default none.
+        process_set: the ranks that take part; default: all ranks.
+        name: name of the gradient list (`ReduceOptions.name`); default: no name.
 
     Returns:
         Scalar float64 tensor between 0 and 1; 0 on all ranks if all weights are 0.
@@ -54,9 +55,10 @@ def share_of(
     own = exact(weight)
     is_valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
     valid = tf.where(is_valid, own, 0.0)
-    # Sent with the sum, so that all ranks raise and none waits for another.
+    # Summed together with the weights, so that all ranks raise and no rank waits for a
+    # rank that has raised.
     bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
-    # Without this name, all eager calls would share a name that is unclear in errors.
+    # The default name of eager calls, "allreduce.eager", would be unclear in errors.
     unnamed = EAGER_NAME if tf.executing_eagerly() else None
     total, bad_ranks = tf.unstack(
         collectives.allreduce(
@@ -115,14 +117,15 @@ def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> An
 
 
 def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
-    """Rounds the share to the half types among the dtypes of the targets.
+    """Rounds the share to bfloat16 or float16 if a target has that dtype.
 
-    A backward pass that starts with the rounded share is exact. The gradients, whose
-    dtypes may be wider, can be multiplied by the rest of the share afterwards.
+    The targets can represent the rounded share exactly, so a backward pass that starts
+    with it is exact. The gradients, whose dtypes may be wider, can then be multiplied
+    by the remaining factor, the share divided by the rounded share.
 
     Args:
         share: result of `share_of`.
-        target: tensor or structure of tensors, to be differentiated.
+        target: tensor or structure of tensors to differentiate.
     """
     held = share
     for dtype in (tf.bfloat16, tf.float16):
@@ -134,19 +137,19 @@ def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
 def check_weightable(variables: Iterable[Any]) -> None:
     """Raises if weights cannot be applied to gradients after the backward pass.
 
-    The backward pass of a synchronised batch normalisation sums over all ranks' losses,
-    so weights have to be applied before it.
+    Synchronized batch normalization sums gradients over the ranks in the backward pass,
+    so weights have to be applied before the backward pass.
 
     Raises:
-        ValueError: a variable belongs to a model with such a layer; the message
-            contains the code to use.
+        ValueError: a variable belongs to a model with such a layer, and the layer is
+            trainable. The message says how to apply the weights.
     """
     for variable in variables:
         layer = synchronized_by.get(variable, lambda: None)()
         if layer is not None and layer.trainable:
             raise ValueError(
                 f"weight cannot be used for {getattr(variable, 'path', variable.name)}"
-                ": a synchronised batch normalisation sums the ranks' gradients "
+                ": a synchronized batch normalization layer sums the ranks' gradients "
                 "in the backward pass, before they can be weighted. Pass the weight to "
                 "DistributedGradientTape.gradient(). Or divide the sum of each rank's "
                 "losses by the number of samples on all ranks, and reduce with "
@@ -155,7 +158,9 @@ def check_weightable(variables: Iterable[Any]) -> None:
 
 
 def weighted(grad: Any, share: tf.Tensor) -> Any:
-    """Returns a gradient times this rank's share, computed in float32 for half types.
+    """Returns a gradient times this rank's share.
+
+    The product of a float16 or bfloat16 gradient is computed in float32.
 
     Args:
         grad: tensor, `tf.IndexedSlices` or `None`.
@@ -168,6 +173,6 @@ def weighted(grad: Any, share: tf.Tensor) -> Any:
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     grad = tf.convert_to_tensor(grad)
     wide = tf.float32 if grad.dtype in (tf.float16, tf.bfloat16) else grad.dtype
-    # The mean over no samples is NaN; a share of 0 has to remove it anyway.
+    # On a rank without samples the mean is NaN; multiplying by 0 has to give 0.
     product = tf.math.multiply_no_nan(tf.cast(grad, wide), tf.cast(share, wide))
     return tf.cast(product, grad.dtype)

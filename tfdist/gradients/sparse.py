@@ -1,9 +1,9 @@
 """Reduces embedding gradients by rows, i.e. only the rows that a batch has used.
 
-An allgather collects the rows of all ranks; each rank then sums rows with equal
-indices, in rank order. The result has no duplicate indices: Keras optimizers apply each
-row of a `tf.IndexedSlices` separately, so duplicates would give wrong results with
-Adam, Adagrad and clipping.
+An allgather collects the rows of all ranks. Each rank then sums the rows with equal
+indices, in rank order. The result has no duplicate indices, because Keras optimizers
+apply each row of a `tf.IndexedSlices` separately: duplicates would give wrong results
+with Adam, Adagrad and clipping.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
     Args:
         shape: static shape of the variable.
         itemsize: bytes of one element.
-        sparse_as_dense: the user's choice; None: by rows from `TABLE_BYTES` on.
+        sparse_as_dense: the user's choice; None: only tables of at least `TABLE_BYTES`
+            are reduced by rows.
 
     Example:
         >>> from tfdist.gradients.sparse import by_rows
@@ -64,7 +65,7 @@ def rows_of(grad: Any, variable: Any) -> tf.IndexedSlices:
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums rows with equal indices; keeps the order of first appearance.
 
-    Half types are added in float32.
+    Float16 and bfloat16 values are added in float32.
 
     Example:
         >>> import tensorflow as tf
@@ -86,13 +87,13 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 def reduce_rows(
     slices: tf.IndexedSlices, options: ReduceOptions, name: str
 ) -> tf.IndexedSlices:
-    """Reduces the rows of all ranks to rows without duplicate indices.
+    """Sums or averages the rows of all ranks; the result has no duplicate indices.
 
     Args:
         slices: this rank's rows (`rows_of`).
         options: options of the reduction: operation, process set and codec.
-        name: name by which the ranks' calls are matched; unique for every gradient of a
-            step.
+        name: operation name; calls with the same name on different ranks are matched.
+            It has to be unique among the gradients of a step.
 
     Returns:
         The reduced rows, equal on every rank, in the dtype of `slices`.
@@ -103,9 +104,10 @@ def reduce_rows(
     sent = codec.encode(own.values)
     process_set = options.process_set
     values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
-    # Each rank that calls this also sends a marker. An average divides by the number of
-    # markers, which is below the size if ranks have joined. The marker is not -1, since
-    # -1 may be an index in the data: on a GPU such a lookup returns zeros.
+    # Each rank that calls this function also sends a marker. An average divides by the
+    # number of markers, which is less than the number of ranks if some have called
+    # `tfdist.join`. The marker is not -1, since -1 may be an index in the data: on a
+    # GPU, a lookup of -1 returns zeros.
     mark = tf.constant(own.indices.dtype.min, own.indices.dtype)
     marked = collectives.allgather(
         tf.concat([own.indices, [mark]], axis=0),

@@ -24,7 +24,7 @@ class DistributedGradientTape:
 
     For custom training loops: every rank computes the loss of its own batch and gets
     the gradient of the mean loss over all ranks. With batches of equal size this equals
-    the gradient of one process on the concatenated batch.
+    the gradient that a single process would compute on the concatenated batch.
 
     Args:
         tape: a `tf.GradientTape` that has recorded, or will record, the loss;
@@ -32,39 +32,45 @@ class DistributedGradientTape:
         op: `ReduceOp.AVERAGE` (default), `ReduceOp.SUM`, or `ReduceOp.ADASUM`, which
             adds orthogonal gradients and averages equal ones (see `ReduceOp` and
             docs/large-batches.md).
-        name: distinguishes tapes that reduce equal lists of variables in one graph;
-            default: they are distinguished by their order. Tapes that are used in
-            different threads need different names.
-        process_set: the ranks over which gradients are reduced; default all.
+        name: name of the gradient list. Tapes that reduce equal lists of variables in
+            one graph are distinguished by name, or by order if they have no names.
+            Tapes that are used in different threads need different names.
+        process_set: the ranks over which gradients are reduced; default: all ranks.
         compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
             that type and summed in float32, and the result is rounded once more. This
-            halves the bytes (three quarters between hosts with several ranks each) and
-            keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
-            65504; a larger gradient becomes infinite. Default: no compression.
+            halves the bytes that are sent; between hosts with several ranks each, it
+            saves only a quarter. Gradients keep 11 (fp16) or 8 (bf16) significant bits.
+            The largest fp16 number is 65504; a larger gradient becomes infinite.
+            Default: no compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM or
-            `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
+            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM,
+            `double_buffering` or `TFDIST_ATOMIC_STEPS=1`, embedding gradients are
+            always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
-            function that accepts a variable and returns a bool. They have to be the
-            same on all ranks. Their gradients are not reduced, and their shapes may
-            differ between ranks. With an average these gradients are divided by the
-            number of ranks, which gives the gradient of the mean over the ranks'
+            function that accepts a variable and returns a bool. Each rank has to pass
+            the same variables. Their gradients are not reduced, and their shapes may
+            differ between ranks. With an average, each rank divides these gradients by
+            the number of ranks, which gives the gradient of the mean over the ranks'
             losses. Default: none.
         double_buffering: whether `gradient` returns the reduced gradients of the
-            previous step, and zeros in the first one, so that the reduction runs during
+            previous step (zeros in the first step), so that the reduction runs during
             the forward and the backward pass (see docs/slow-networks.md). Tapes that
             differentiate with respect to the same variables need different names.
-            Default: no.
-        persistent: whether `gradient` of the new tape may be called repeatedly.
+            Default False.
+        persistent: whether `gradient` of the new tape may be called repeatedly; default
+            False.
         watch_accessed_variables: whether the new tape watches trainable variables
-            automatically.
+            automatically; default True.
 
     Raises:
         TypeError: `tape` is not a `tf.GradientTape`.
-        ValueError: `op` is not one of these, `compression` is unknown, ADASUM is used
-            with a number of ranks that is not a power of two, or `double_buffering`
-            with ADASUM, `local_variables` or `sparse_as_dense=False`.
+        ValueError: `op` is not one of the three operations, `compression` is unknown,
+            ADASUM is used with a number of ranks that is not a power of two, ADASUM is
+            used with `sparse_as_dense=False`, `double_buffering` is used with ADASUM,
+            `local_variables` or `sparse_as_dense=False`, or `persistent` or
+            `watch_accessed_variables` is set for an existing tape.
+        NotImplementedError: ADASUM or `double_buffering` is used in an elastic job.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -158,20 +164,21 @@ class DistributedGradientTape:
     ) -> Any:
         """Computes the gradient of `target`, reduced over all ranks.
 
-        Every rank has to call it, with the same variables in the same order.
+        All ranks have to call this method, with the same variables in the same order.
 
         Args:
             target: the tensor or structure of tensors to differentiate.
-            sources: a Keras or TensorFlow variable, or a structure of them.
-            output_gradients: one gradient for each target; default ones.
+            sources: a Keras or TensorFlow variable, or a structure of variables.
+            output_gradients: one gradient for each target; default: ones.
             unconnected_gradients: gradient of a variable on which no rank's target
                 depends: `NONE` (default) or `ZERO`. If only some ranks' targets depend
-                on a variable, its gradient is zero on the other ranks.
+                on a variable, the remaining ranks contribute zeros.
             weight: this rank's number of samples or sum of sample weights, for batches
-                of unequal sizes. It is a number or scalar tensor >= 0, given by all
-                ranks or by none. If `target` is the mean over this rank's samples, the
-                result is the gradient of the mean over all ranks' samples: the sum of
-                w_r g_r divided by the sum of w_r. Default: all ranks have equal weight.
+                of unequal sizes; a number or scalar tensor >= 0. Either all ranks pass
+                a weight or none does. If `target` is the mean over this rank's samples,
+                the result is the gradient of the mean over all ranks' samples: the sum
+                of w_r g_r divided by the sum of w_r. Default: all ranks have equal
+                weight.
 
         Returns:
             The reduced gradients in the structure of `sources`. The gradient of a table
@@ -180,8 +187,9 @@ class DistributedGradientTape:
         Raises:
             TypeError: a source is not a variable.
             ValueError: a weight is given without an average, or is not a scalar; or
-                `double_buffering` is used under the policy mixed_float16, or with
-                other missing gradients than before.
+                `double_buffering` is used under the policy mixed_float16, with
+                `TFDIST_ATOMIC_STEPS=1`, or with gradients for different variables
+                than in earlier steps.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """
@@ -244,6 +252,6 @@ def _check_no_loss_scale() -> None:
         raise ValueError(
             "double_buffering=True cannot be used under the policy mixed_float16, "
             "which needs a loss scale: the gradients of a step would be unscaled with "
-            "the scale of the next one. Use the policy mixed_bfloat16, or leave out "
+            "the scale of the next step. Use the policy mixed_bfloat16, or omit "
             "double_buffering."
         )

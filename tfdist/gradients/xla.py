@@ -1,9 +1,10 @@
 """Reduction of gradients inside a function that XLA compiles.
 
 This needs `libtfdist_xla.so`, which is built by `make xla` and not part of the package.
-A group is a single custom call, even if it has several buckets, because XLA runs custom
-calls one after another, in an order that it chooses on each rank. Several groups in one
-function are chained: each call gets a token from the previous call.
+A group (a gradient list) is reduced by a single custom call, even if it has several
+buckets, because XLA runs custom calls one after another, in an order that may differ
+between ranks. Several groups in one function are chained, which fixes their order: each
+call takes a token from the previous call.
 
 If the library is missing or does not support a reduction, tracing the function raises
 `InsideXlaError`. `training.jit_compile` then lets XLA compile the step only up to its
@@ -31,7 +32,7 @@ from tfdist.collectives.tf_ops.xla_context import InsideXlaError, inside_xla
 from tfdist.core import engines, native, op_compiler
 
 LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"
-# Values of an optimizer's `xla` option: use the library if available, or never.
+# Values of an optimizer's `xla` option: use the library if it is available, or never.
 CHOICES = ("auto", "off")
 _TOKENS = "tfdist/xla_tokens"  # graph collection: token of the graph's last group
 
@@ -43,11 +44,11 @@ def check_choice(xla: str) -> None:
 
 
 def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
-    """Returns whether a group of gradients traced here becomes a custom call.
+    """Returns whether a custom call reduces the group that is traced now.
 
     Args:
-        refusals: reasons why a custom call cannot reduce the group; None entries are
-            ignored.
+        refusals: further reasons why a custom call cannot reduce the group; None
+            entries are ignored.
 
     Returns:
         True in a function that XLA compiles, False elsewhere.
@@ -92,7 +93,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
             f"{tf.__version__} (make xla)"
         )
     try:
-        native.library()  # first, by absolute path: one core for all libraries
+        native.library()  # loaded first, so that all libraries share one core
         ops()
         module = tf.load_op_library(str(LIBRARY_PATH))
         register = ctypes.CDLL(str(LIBRARY_PATH)).tfdist_xla_register
@@ -107,10 +108,13 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 
 def _nested() -> str | None:
-    """Returns a refusal for a branch or loop, whose custom calls cannot be chained."""
+    """Returns the reason to refuse a nested function, or None if there is none.
+
+    Custom calls in a branch, loop or called function cannot be chained.
+    """
     graph = tf.compat.v1.get_default_graph()
     in_branch = isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph)
-    # TensorFlow marks the graph that calls the compiled one, or the compiled one.
+    # TensorFlow marks either the compiled graph or the graph that calls it.
     outer = getattr(graph, "outer_graph", None)
     own = [g for g in (graph, outer) if g is not None]
     if not in_branch and any(map(control_flow_util.InXlaContext, own)):
@@ -131,12 +135,15 @@ def emit_group(
     op: int,
     process_set: int,
 ) -> list[tf.Tensor]:
-    """Emits the single operation of a group, if `reduced_by_xla()`.
+    """Emits the single operation that reduces a group inside XLA.
+
+    Call it only if `reduced_by_xla()` has returned True.
 
     Args:
         tensors: the gradients, bucket by bucket.
-        sizes: number of gradients in each bucket, which all have one dtype.
-        tensor_indices: for each tensor, its index in the list of gradients.
+        sizes: number of gradients in each bucket. All gradients in a bucket have the
+            same dtype.
+        tensor_indices: for each tensor, its index in the gradient list.
         group_id: id from `agree_on_gradients`.
         name: name of the group, the same on all ranks. The name of a bucket is this
             name, a dot and the number of the bucket.

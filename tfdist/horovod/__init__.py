@@ -1,9 +1,10 @@
-"""Horovod's interface over tfdist: runs scripts written for Horovod unchanged.
+"""Horovod's API, implemented with tfdist, so that Horovod scripts run unchanged.
 
 The modules mirror Horovod's: `tfdist.horovod.tensorflow`, `.tensorflow.keras`, `.keras`
-and so on. `tfdistrun --horovod script.py` makes `import horovod.tensorflow as hvd` load
-these modules. It also enables the Keras 2 spellings and a check that gradients are
-reduced. `activate()` only makes `import horovod` load tfdist (docs/from-horovod.md).
+and so on. With `tfdistrun --horovod script.py`, `import horovod.tensorflow as hvd`
+loads these modules. This option also enables the Keras 2 spellings and a check that
+gradients are reduced. `activate()` only makes `import horovod` load tfdist
+(docs/from-horovod.md).
 
 Example:
     >>> import tfdist.horovod
@@ -23,7 +24,7 @@ __all__ = ["__version__", "activate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Returns `horovod.run`; for a missing attribute, raises with advice."""
+    """Returns `horovod.run`; for other names, raises AttributeError with advice."""
     if name == "run":
         from tfdist.horovod.runner import run
 

@@ -1,7 +1,7 @@
 """`python -m tfdist.horovod script.py`: `tfdistrun --horovod` for other launchers.
 
-Replaces itself with the program, in the same process: `mpirun -np 2 python -m
-tfdist.horovod train.py`. Everything after the module's name is passed to Python.
+Example: `mpirun -np 2 python -m tfdist.horovod train.py`. The process replaces itself
+with the program (exec). All arguments after the module's name are passed to Python.
 """
 
 import os
@@ -11,7 +11,7 @@ from tfdist.launch.horovod import mode
 
 
 def main() -> int:
-    """Starts the program; returns only if no program is given."""
+    """Replaces this process with the program; returns only if no program is given."""
     if len(sys.argv) < 2:
         print(
             "usage: python -m tfdist.horovod SCRIPT [ARGUMENT...], under mpirun, srun "

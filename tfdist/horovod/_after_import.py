@@ -34,7 +34,7 @@ class _ToldLoader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules through the other finders."""
+    """Finds modules with the other finders; calls a function when all are loaded."""
 
     def __init__(self, names: Iterable[str], act: Callable[[], None]) -> None:
         self._waits_for = set(names)
@@ -46,7 +46,7 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Returns the spec of a module that is waited for; else None."""
+        """Returns the spec if `fullname` is one of the awaited modules; else None."""
         if fullname not in self._waits_for:
             return None
         for finder in sys.meta_path:
@@ -69,11 +69,11 @@ class _Finder(MetaPathFinder):
 def after_import(names: Iterable[str], act: Callable[[], None]) -> None:
     """Calls `act` once all modules with these names have been imported.
 
-    If they have been imported already, calls it immediately. An exception from `act` is
-    raised by the `import` statement that completes the last module.
+    If all of them have been imported already, calls `act` immediately. An exception
+    from `act` is raised by the `import` statement that loads the last module.
 
     Args:
-        names: module names; some of the modules may import others.
+        names: module names; the modules may import one another.
         act: function to call.
     """
     missing = [name for name in names if name not in sys.modules]

@@ -41,14 +41,14 @@ def _missing(part: str) -> ModuleNotFoundError:
 
 
 class _AliasLoader(Loader):
-    """Returns the module of another name; it is imported under that name only."""
+    """Loads a module under a second name: returns the module of the real name."""
 
     def __init__(self, real: str) -> None:
         self._real = real
         self._own_spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the module itself."""
+        """Returns the module imported under its real name."""
         module = importlib.import_module(self._real)
         self._own_spec = module.__spec__
         return module
@@ -95,8 +95,8 @@ class AliasFinder(MetaPathFinder):
 def activate() -> None:
     """Makes `import horovod...` in this process import `tfdist.horovod...`.
 
-    Both names give the same modules. An installed Horovod is left unchanged and is not
-    used. A second call does nothing. Does not initialize tfdist.
+    Both names refer to the same modules. An installed Horovod is not changed and not
+    used. A second call does nothing. The function does not initialize tfdist.
 
     Raises:
         RuntimeError: Horovod itself has been imported in this process, or
@@ -109,7 +109,7 @@ def activate() -> None:
     if os.environ.get("TFDIST_ENGINE") == NAME:
         raise RuntimeError(
             "TFDIST_ENGINE=horovod sends tensors through Horovod itself, but this "
-            "process replaces Horovod by tfdist: programs that import horovod run on "
+            "process replaces Horovod with tfdist: programs that import horovod run on "
             "tfdist's own engine. Unset the variable, or start the program without "
             "--horovod."
         )
@@ -122,7 +122,7 @@ def activate() -> None:
             "`tfdistrun --horovod`."
         )
     if not is_active():
-        # Goes before the file finder, which would load every module a second time.
+        # Precedes the file finder, which would load every module a second time.
         sys.meta_path.insert(0, AliasFinder())
 
 

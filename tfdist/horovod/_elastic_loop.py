@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _State:
-    """State of this process, kept across worlds."""
+    """Process-wide state, kept when the ranks are connected again."""
 
     was_called: bool = False
 
@@ -34,14 +34,15 @@ _state = _State()
 
 
 class ElasticLoop:
-    """The calls of one function by `hvd.elastic.run`, in an elastic job.
+    """Loop that calls the function of `hvd.elastic.run` once in each generation.
 
     Args:
         state: the first argument of the function.
 
     Raises:
-        RuntimeError: another loop was created before.
-        ValueError: there are process sets, or `TFDIST_TIMELINE` is set.
+        RuntimeError: a loop was created before in this process.
+        ValueError: there are process sets, `TFDIST_TIMELINE` is set, or the engine is
+            not the native one.
     """
 
     def __init__(self, state: State) -> None:
@@ -49,14 +50,14 @@ class ElasticLoop:
             raise RuntimeError(
                 "A function of hvd.elastic.run was called before. In a job started "
                 "with --min-np, call one such function once: a process that joins "
-                "later could not know in which call the other ranks are."
+                "later could not determine which call the other ranks are executing."
             )
         _state.was_called = True
         check_supported()
         self._state = state
         self._generations = Generations(hides_failures=False)
         self._newest = Newest(root=0, committed=0, is_everywhere=True)
-        self._syncs = True  # before the next call
+        self._syncs = True  # whether to sync before the next call
 
     def run(
         self,
@@ -67,9 +68,10 @@ class ElasticLoop:
         """Calls the function until it returns on all ranks; returns its result.
 
         Raises:
-            tfdist.RankFailedError: a rank was lost and the job cannot go on. The state
-                is that of the last commit.
-            Exception: the function has raised it.
+            tfdist.RankFailedError: a rank was lost and the job cannot continue. The
+                state is that of the last commit.
+            SystemExit: this rank has left the job.
+            Exception: any other exception of the function.
         """
         state = self._state
         is_new = self._generations.is_newcomer
@@ -105,7 +107,7 @@ class ElasticLoop:
         """Raises on all ranks if newcomers join or ranks leave; all ranks call it.
 
         Raises:
-            HostsUpdatedInterrupt: the ranks are to change.
+            HostsUpdatedInterrupt: the ranks are about to change.
             tfdist.RankFailedError: a rank was lost.
         """
         is_due = collectives.allreduce(
@@ -123,11 +125,11 @@ class ElasticLoop:
                 self._generations, state._commits, state._describe(), self._share
             )
         except errors.RankFailedError:
-            state.restore()  # after an interrupt, it was not restored
+            state.restore()  # not restored yet after an interrupt
             raise
 
     def _share(self, newest: Newest) -> None:
-        """Decides, equally on all ranks, whether and from which rank they sync."""
+        """Decides whether the ranks sync, and with which root; equal on all ranks."""
         self._newest = newest
         own = tf.constant(self._syncs or not newest.is_everywhere)
         found = collectives.allreduce(
@@ -146,9 +148,9 @@ class ElasticLoop:
 
 
 class _RanksChange(HostsUpdatedInterrupt):
-    """All ranks raise it after the same commit."""
+    """The interrupt that `check_for_change` raises, on all ranks together."""
 
 
 def _is_loss(error: Exception) -> bool:
-    """Returns whether a function ended because a rank was lost, or says so."""
+    """Returns whether a rank was lost, or the function raised HorovodInternalError."""
     return isinstance(error, HorovodInternalError) or is_loss(error)

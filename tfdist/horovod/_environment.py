@@ -14,9 +14,9 @@ _logger = logging.getLogger("tfdist")
 def adopt_variables() -> None:
     """Translates Horovod variables that have been set since the last call.
 
-    `hvd.init()` calls this function because a program may set variables itself;
-    `tfdistrun --horovod` has translated those set at startup. Rank 0 logs the variables
-    that tfdist does not use.
+    `tfdistrun --horovod` has translated the variables set at startup. `hvd.init()`
+    calls this function because a program may set more variables itself. Rank 0 logs the
+    variables that tfdist does not use.
 
     Raises:
         VariableError: a variable has an invalid value.
@@ -36,7 +36,7 @@ def adopt_variables() -> None:
 
 
 def tell_place() -> None:
-    """Sets HOROVOD_RANK and related variables if another launcher started the ranks."""
+    """Sets HOROVOD_RANK and related variables if the launcher has not set them."""
     place = detect(os.environ)
     if place.source == "single":
         return  # without a launcher, Horovod does not set them either

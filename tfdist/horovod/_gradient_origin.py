@@ -1,4 +1,4 @@
-"""Finds out where the gradients of an optimizer step come from."""
+"""Determines whether the gradients of an optimizer step were reduced."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _REDUCTIONS = frozenset(
     }
 )
 _CONSTANT = frozenset({"Const", "NoOp", "TfdistTopology"})
-# Gradients computed by a tape or optimizer: eager tensors, and names of symbolic
-# tensors by graph.
+# Gradients computed by a tape or optimizer on this rank: the eager tensors, and for
+# each graph the names of the symbolic tensors.
 _local_tensors: WeakRegistry[bool] = WeakRegistry()
 _local_names: WeakRegistry[set[str]] = WeakRegistry()
 # Variables whose gradients are reduced over only some of the ranks.
@@ -32,9 +32,9 @@ class Found(enum.Enum):
     """Origin of gradients, as far as the graph shows it."""
 
     REDUCED = enum.auto()  # computed from the result of a reduction
-    MIXED = enum.auto()  # each computed from both reduced and unreduced gradients
+    MIXED = enum.auto()  # from both, and no gradient comes from reductions alone
     LOCAL = enum.auto()  # computed on this rank, without a reduction
-    UNKNOWN = enum.auto()  # come from elsewhere
+    UNKNOWN = enum.auto()  # e.g. read from variables, or arguments of a function
 
 
 def note_local(grads: Iterable[Any]) -> None:
@@ -54,13 +54,13 @@ def note_local(grads: Iterable[Any]) -> None:
 
 
 def note_subset(variables: Iterable[Any]) -> None:
-    """Records variables that not all ranks train together and so may differ."""
+    """Records variables that only a subset of the ranks trains, so they may differ."""
     for variable in variables:
         _trained_in_subsets.set(tf_variable(variable), True)
 
 
 def may_differ(variable: Any) -> bool:
-    """Returns whether a variable is local, or trained by only some of the ranks."""
+    """Returns whether a variable is local, or trained by a subset of the ranks."""
     return is_declared(variable) or tf_variable(variable) in _trained_in_subsets
 
 
@@ -69,12 +69,14 @@ def find(grads: Sequence[Any]) -> Found:
 
     Eager gradients are recorded when a tape returns them. Symbolic gradients are traced
     back through the inputs of operations, the values that functions capture, and the
-    functions that operations call. Gathered values count as reduced only if the
-    gradients consist of nothing else: a loss computed from gathered labels does not
-    reduce anything. Dividing gradients by a reduced number does not reduce them either.
-    So if both reductions and gradients of this rank are found, at least one gradient
-    must come from reductions alone. (The other gradients may differ between ranks on
-    purpose.)
+    functions that operations call.
+
+    Gathered values count as reduced only if the gradients are computed from nothing
+    else: a loss computed from gathered labels does not reduce the gradients. Dividing
+    gradients by a reduced number does not reduce them either. Therefore, if both
+    reductions and unreduced gradients are found, the result is `REDUCED` only if at
+    least one gradient is computed from reductions and from no unreduced gradient. (The
+    remaining gradients may differ between ranks on purpose.)
 
     Args:
         grads: the gradients of one step: tensors and `tf.IndexedSlices`.
@@ -82,7 +84,7 @@ def find(grads: Sequence[Any]) -> Found:
     starts = [values_of(g) for g in grads]
     if not any(map(tf.is_symbolic_tensor, starts)):
         if not tf.executing_eagerly():
-            return Found.UNKNOWN  # captured by a step that is being traced
+            return Found.UNKNOWN  # eager tensors, captured while a step is traced
         if all(map(is_from_tape, grads)):
             return Found.REDUCED
         are_local = all(v in _local_tensors for v in starts)
@@ -106,7 +108,8 @@ def find(grads: Sequence[Any]) -> Found:
 def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
     """Returns the origins of symbolic tensors, and whether a gather was found.
 
-    The origins are reductions, gradients of this rank, and tensors from elsewhere.
+    An origin is a reduction (`REDUCED`), a gradient computed on this rank (`LOCAL`), or
+    a variable or argument (`UNKNOWN`).
     """
     own_graphs = list(around(tf.compat.v1.get_default_graph()))
     met: set[Found] = set()
@@ -125,7 +128,7 @@ def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
         if operation.type in ("ReadVariableOp", "ResourceGather", "VariableV2"):
             met.add(Found.UNKNOWN)
             return False
-        # The origins in a called function are found among the inputs of the call.
+        # For a placeholder of a called function, the inputs of the call are visited.
         if operation.type == "Placeholder" and tensor.graph in own_graphs:
             if not any(tf.is_symbolic_tensor(t) for t in origins(tensor)):
                 met.add(Found.UNKNOWN)
@@ -149,7 +152,7 @@ def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
 
 
 def _all_gathered(tensors: Iterable[Any]) -> bool:
-    """Returns whether gradients consist of gathered values alone."""
+    """Returns whether gradients are computed from gathered values and constants."""
     others = False
 
     def look(tensor: Any) -> bool:

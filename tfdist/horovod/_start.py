@@ -1,4 +1,4 @@
-"""Sets up a rank of `tfdistrun --horovod`, before the first line of its program."""
+"""Prepares a rank of `tfdistrun --horovod` before its program starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdist.horovod._environment import adopt_variables, tell_place
 
 
 def start() -> None:
-    """Prepares this process for a Horovod program. Does not import TensorFlow.
+    """Prepares this process for a Horovod program, without importing TensorFlow.
 
     Raises:
         RuntimeError: Horovod itself has been imported.
@@ -20,11 +20,11 @@ def start() -> None:
     tell_place()
     adopt_variables()
     # TensorFlow imports Keras near the end of its own import, and Keras imports
-    # TensorFlow. Nothing in them can be changed before both are complete.
+    # TensorFlow. Neither can be patched before both imports are complete.
     after_import(("tensorflow", "keras"), _change_keras)
 
 
 def _change_keras() -> None:
-    # Imported by name: a program that does not use Keras needs neither.
+    # Imported here, because a program that does not use Keras needs neither module.
     importlib.import_module("tfdist.horovod.keras2").activate()
     importlib.import_module("tfdist.horovod._unreduced").guard()

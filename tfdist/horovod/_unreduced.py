@@ -4,14 +4,15 @@ A script written for Horovod trains one model on all ranks. If it wraps the opti
 tape too late, or not at all, each rank would train its own model. The gradients of each
 optimizer step are traced to their origin (`_gradient_origin`):
 
-- They come from a reduction: the step is taken.
-- They were computed on this rank and not reduced: the step is refused. The first
-  step of an optimizer is taken with a warning, because it may only create the
-  optimizer's variables, which are broadcast afterwards.
-- They are arguments of a traced function, were kept in variables, or, in an eager
-  loop, were changed or come from a `tf.function`: the ranks compare their weights in
-  some of the steps (`consistency.in_step`), and the step is refused if the weights
-  have drifted apart.
+- The gradients come from a reduction: the step is taken.
+- The gradients were computed on this rank and not reduced: the step is refused. The
+  first step of an optimizer is taken with a warning, because its only purpose may be
+  to create the optimizer's variables, which are broadcast afterwards.
+- The origin is unknown: the gradients are arguments of a traced function, were stored
+  in variables, or, in an eager loop, were modified or come from a `tf.function`. The
+  ranks then compare their weights in some of the steps (`consistency.in_step`), and
+  the step is refused if the weights have drifted apart. The same is done if reduced and
+  unreduced gradients are combined so that no gradient comes from reductions alone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 
 _MARK = "_tfdist_guarded"
-# Whether the current optimizer is part of a checked optimizer, or reduces.
+# True inside a step that has been checked, or that reduces its gradients itself.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "tfdist_guarded_step", default=False
 )
@@ -73,7 +74,7 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
 
 
 def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of `original` in which optimizer steps are not checked."""
+    """Returns a wrapper of `original`; optimizer steps inside it are not checked."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         token = _inside.set(True)
@@ -130,15 +131,16 @@ def check_reduced(
     Args:
         optimizer: the optimizer that takes the step.
         grads: its gradients; may contain None and `tf.IndexedSlices`.
-        variables: the gradients' variables; None: all of the optimizer's variables.
+        variables: one variable for each gradient; None: the trainable variables with
+            which the optimizer was built.
 
     Returns:
         Tensors and operations to compute before the step. One of them may raise
         `tf.errors.FailedPreconditionError` when the traced step runs.
 
     Raises:
-        RuntimeError: the gradients were not reduced, with more than one rank.
-        tfdist.MismatchError: the ranks' weights have drifted apart.
+        RuntimeError: there is more than one rank, and the gradients were not reduced.
+        tfdist.MismatchError: in eager mode, the ranks' weights have drifted apart.
     """
     if variables is None:
         variables = getattr(optimizer, "_trainable_variables", ())
@@ -174,7 +176,7 @@ def check_reduced(
 
 
 def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
-    """Raises, now or when the step runs, unless it is the optimizer's first step."""
+    """Raises, now or when the step runs, unless this is the optimizer's first step."""
     if xla_context.inside_xla() or not _may_be_first_step(optimizer):
         raise RuntimeError(text)
     warn_once(text)
@@ -187,7 +189,7 @@ def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
 
 
 def _list_id(optimizer: Any, variables: Sequence[Any]) -> str:
-    """Returns an id for steps with these variables, which is equal on all ranks."""
+    """Returns an ID for steps with these variables; it is equal on all ranks."""
     paths = [getattr(optimizer, "name", ""), *map(path_of, variables)]
     return hashlib.sha256("\n".join(map(str, paths)).encode()).hexdigest()
 
@@ -195,16 +197,17 @@ def _list_id(optimizer: Any, variables: Sequence[Any]) -> str:
 def _effects() -> list[Any]:
     """Returns the stateful operations traced before the step, including collectives.
 
-    If they ran in a step that is refused, they would be cancelled. A different rank
-    would then raise an error about this rank and not report its own mistake.
+    The error must be raised after them. Otherwise it would cancel a collective that the
+    other ranks have started; they would report a failure of this rank instead of their
+    own unreduced gradients.
     """
     graph = tf.compat.v1.get_default_graph()
     return [o for o in graph.get_operations() if o.op_def.is_stateful]
 
 
 def _is_first_step(optimizer: Any) -> Any:
-    """Returns whether no step was taken yet: a boolean, or a tensor while tracing."""
-    # Not `iterations`, which counts updates if an update takes several steps.
+    """Returns a tensor: whether the optimizer has not taken a step yet."""
+    # `iterations` would be wrong: with gradient accumulation it counts updates.
     steps = getattr(optimizer, "_iterations", None)
     return tf.constant(False) if steps is None else tf.equal(steps.value, 0)
 
@@ -228,7 +231,7 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
         "ranks: each rank would train independently. Write hvd.DistributedOptimizer("
         f"keras.optimizers.{name}(...)) before model.compile(...), or use the "
         "gradients of hvd.DistributedGradientTape(tape).gradient(...), wrapped "
-        "before they are computed, or reduce each gradient by "
+        "before they are computed, or reduce each gradient with "
         "hvd.allreduce(gradient). For variables that should differ between the ranks: "
         "hvd.PartialDistributedOptimizer(optimizer, local_layers=layers, "
         "scale_local_gradients=False). Only the first step of an optimizer may use "

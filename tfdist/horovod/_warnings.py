@@ -1,4 +1,4 @@
-"""Warnings printed once per job, on rank 0, with the script's line."""
+"""Warnings that are printed once per job, on rank 0, with the line of the script."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def should_warn(text: str) -> bool:
 
 
 def warn_once(text: str) -> None:
-    """Logs a warning once, on rank 0 only: all ranks run the same program."""
+    """Logs a warning once, and only on rank 0, since all ranks run the same program."""
     if should_warn(text):
         _logger.warning("%s", text)
 
 
 def warn_unused_device(parameter: str, device: str) -> None:
-    """Warns once that an argument that chooses a device for communication is unused.
+    """Warns once that the communication device passed by the user is not used.
 
     Args:
         parameter: name of the parameter.
@@ -44,7 +44,7 @@ def warn_unused_device(parameter: str, device: str) -> None:
     if device:
         warn_once(
             f"{parameter}={device!r} is not needed: gradients and variables are "
-            "reduced in host memory, wherever they are computed. Leave it out."
+            "reduced in host memory, wherever they are computed. Omit it."
         )
 
 
@@ -54,7 +54,7 @@ def reset() -> None:
 
 
 def stacklevel_outside() -> int:
-    """Returns the `stacklevel` of the nearest caller outside of the libraries."""
+    """Returns the `stacklevel` of the nearest caller outside the libraries."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

@@ -1,18 +1,18 @@
 """Two small programs of the launcher, each in its own process.
 
-`_standalone.py exec LAUNCHER_PID PROCESSORS COMMAND...` replaces itself with the
-command of a rank. It runs between fork and the command. A separate process is needed
-because a program with threads may do very little between fork and exec.
+`_standalone.py exec LAUNCHER_PID PROCESSORS COMMAND...` prepares the process of a rank,
+and then replaces itself with the rank's command. The launcher cannot prepare the
+process between fork and exec, because a program with threads may do very little there.
 
-`_standalone.py guard JOB_TAG` outlives a launcher that was killed, and ends the ranks'
-processes. Its standard input is a pipe from the launcher. A line with a number is a
-process group that was created for a rank. A final "x" means that the launcher has ended
-everything itself. If the pipe closes without an "x", the launcher was killed. The guard
-finds the processes by their group, and by the job tag in the environment they started
-with. The launcher, and each agent on another host, has its own tag, so several
-"hosts" on one machine do not interfere.
+`_standalone.py guard JOB_TAG` outlives a launcher that was killed, and then kills the
+ranks' processes. Its standard input is a pipe from the launcher. Each line contains the
+number of a process group that was created for a rank. A final "x" means that the
+launcher has terminated everything itself. If the pipe closes without an "x", the
+launcher was killed. The guard finds the processes by their group, and by the job tag in
+the environment that they were started with. The launcher, and each agent on another
+host, has its own tag, so that several "hosts" on one machine do not interfere.
 
-Uses only the standard library, so that it starts in milliseconds.
+Both programs use only the standard library, so that they start in milliseconds.
 """
 
 import os
@@ -29,10 +29,17 @@ _LOOK_EVERY_S = 1.0
 
 
 def exec_rank(launcher: int, processors: str, command: list[str]) -> int:
-    """Ties this process to the launcher, binds it to processors, and runs the command.
+    """Prepares this process, and replaces it with the command of a rank.
+
+    The process is killed when the launcher exits, and is bound to CPUs.
+
+    Args:
+        launcher: process ID of the launcher.
+        processors: CPU IDs, separated by commas; "" to bind to none.
+        command: program and arguments.
 
     Returns:
-        The exit code if the command cannot be run.
+        The exit code, only if the command cannot be run.
     """
     import ctypes
 
@@ -42,13 +49,13 @@ def exec_rank(launcher: int, processors: str, command: list[str]) -> int:
     if processors:
         try:
             os.sched_setaffinity(0, map(int, processors.split(",")))
-        except OSError as error:  # they were removed since the launcher looked
+        except OSError as error:  # the CPUs were removed since the launcher looked
             print(
                 f"tfdistrun: cannot bind to processors {processors}: {error.strerror}",
                 file=sys.stderr,
             )
             return 126
-    # Python ignores these two signals, and the program would inherit that.
+    # Python ignores these two signals; without this, the command would ignore them too.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -62,7 +69,7 @@ def exec_rank(launcher: int, processors: str, command: list[str]) -> int:
 
 
 def tagged_processes(job_tag: str) -> list[int]:
-    """Returns ids of this user's processes with the tag in their environment."""
+    """Returns IDs of this user's processes with the tag in their environment."""
     tag = f"{JOB_TAG_VARIABLE}={job_tag}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -73,15 +80,15 @@ def tagged_processes(job_tag: str) -> list[int]:
                 if tag in file.read().split(b"\0"):
                     found.append(int(name))
         except OSError:
-            continue  # it ended, or belongs to another user
+            continue  # the process exited, or belongs to another user
     return found
 
 
 class Groups:
     """The ranks' process groups that have members.
 
-    The system does not reuse the number of a group while it has a member, but may reuse
-    it afterwards. A group that was seen empty is therefore forgotten.
+    While a group has members, the system does not reuse the number of the group. An
+    empty group is forgotten, since its number may be reused.
     """
 
     def __init__(self) -> None:
@@ -89,12 +96,12 @@ class Groups:
         self._rest = b""
 
     def read(self, data: bytes) -> None:
-        """Reads lines with the numbers of new groups."""
+        """Adds groups: `data` are lines with their numbers, possibly incomplete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._numbers.update(map(int, lines))
 
     def forget_the_empty(self) -> None:
-        """Forgets empty groups; call it every second or so, as numbers are reused."""
+        """Forgets empty groups; call this about every second."""
         self._numbers = {number for number in self._numbers if _exists(number)}
 
     def kill(self) -> None:
@@ -103,7 +110,7 @@ class Groups:
             try:
                 os.killpg(number, signal.SIGKILL)
             except OSError:
-                continue  # it ended, or belongs to another user
+                continue  # the group is empty, or belongs to another user
 
 
 def _exists(group: int) -> bool:
@@ -117,7 +124,7 @@ def _exists(group: int) -> bool:
 
 
 def _launcher_was_killed(groups: Groups) -> bool:
-    """Waits for the launcher's end; returns whether it was killed."""
+    """Waits until the launcher exits; returns whether it was killed."""
     while True:
         if select.select([0], [], [], _LOOK_EVERY_S)[0]:
             data = os.read(0, 4096)
@@ -130,7 +137,7 @@ def _launcher_was_killed(groups: Groups) -> bool:
 
 
 def guard(job_tag: str) -> int:
-    """Ends the processes that a killed launcher leaves behind."""
+    """Kills the processes that a killed launcher leaves behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = Groups()
@@ -143,7 +150,7 @@ def guard(job_tag: str) -> int:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                continue  # it ended, or changed to another user
+                continue  # the process exited, or changed to another user
         time.sleep(_PAUSE_S)
     return 0
 

@@ -1,15 +1,15 @@
 """Starts and supervises the ranks of a remote host for tfdistrun.
 
-`python -m tfdist.launch.agent` is started through ssh. It receives everything through
-its standard input (the secret is not in an argument). It sends the ranks' output and
-exit codes through its standard output (`agent_protocol`). With `--nnodes`, tfdistrun
-itself is the agent, over a TCP connection (`nodes.join`).
+`python -m tfdist.launch.agent` is started through ssh. It receives the job, including
+the secret, through its standard input, since other users could read its arguments. It
+sends the ranks' output and exit codes through its standard output (`agent_protocol`).
+With `--nnodes`, tfdistrun itself is the agent, over a TCP connection (`nodes.join`).
 
 When the connection ends, because tfdistrun was killed or the network failed, the agent
-ends all processes it has started. If nothing arrives for 30 s, not even tfdistrun's
-sign of life, the connection is considered dead. After a signal to the agent itself, the
-ranks have as much time to save as after a signal to tfdistrun. A guard process ends the
-ranks if the agent itself is killed.
+terminates all processes that it has started. If nothing arrives for 30 s, not even
+tfdistrun's sign of life, the connection is considered dead. After a signal to the agent
+itself, the ranks have as much time to save as after a signal to tfdistrun. A guard
+process kills the ranks if the agent itself is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tfdist.launch.rank_loop import (
 )
 from tfdist.launch.signals import ENDING, PASSED_ON, Signals, signal_group
 
-_MOST_WAITING_BYTES = 1 << 20  # for the network; beyond it, the ranks must wait
+_MOST_WAITING_BYTES = 1 << 20  # of unsent data; beyond it, the ranks must wait
 _PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2
 _FLUSH_S = 2.0
 _NO_INPUT = (
@@ -73,9 +73,9 @@ class Agent:
     """Runs the ranks of this host as tfdistrun requests.
 
     Args:
-        connection: brings tfdistrun's messages, and takes the frames.
-        complete: adds to the description of the job what tfdistrun did not send; None:
-            it has sent everything, through standard input.
+        connection: the connection to tfdistrun.
+        complete: function that adds to the description of the job what tfdistrun did
+            not send; None if tfdistrun sends everything, through standard input.
     """
 
     def __init__(
@@ -95,25 +95,28 @@ class Agent:
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: list[tuple[int, ...]] = []
-        self._stopped: frozenset[int] = frozenset()  # ranks, as reported
+        self._stopped: frozenset[int] = frozenset()  # ranks last reported as stopped
         self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
-        self._finished = False  # tfdistrun ended the job; else the connection is lost
+        self._finished = False  # tfdistrun has sent "finish"
         self._code = 0  # exit code of the job
         self._children_end_s = 0.0  # how long children may run when the job is finished
         self._signalled_s = 0.0  # time of a signal that ends this process; 0: none
-        self._signal = 0  # its number
+        self._signal = 0  # number of that signal
         self._has_everyone = False  # the same signal was sent to the whole job
-        self._silent = False  # tfdistrun did not request the end: the host is lost
-        self._held: list[dict[str, Any]] = []  # ends of ranks in the meantime
+        # Whether exits of ranks are not reported, so that tfdistrun takes the ranks as
+        # lost, with their host: tfdistrun has not requested their end.
+        self._silent = False
+        self._held: list[dict[str, Any]] = []  # exits of ranks that are not reported
         self._ended = False
 
     def run(self) -> int:
-        """Serves until tfdistrun ends the job or is gone.
+        """Serves until tfdistrun ends the job, the connection ends, or a signal comes.
 
         Returns:
-            The exit code of the job; without one, 1, or 128 + N after signal N.
+            The exit code of the job if tfdistrun ended it; otherwise 128 + N after
+            signal N, or 1.
         """
         try:
             self._loop.watch(self._connection.reading, self._read)
@@ -140,7 +143,7 @@ class Agent:
         finally:
             self._end_all()
         if self._is_orderly:
-            # The streams of a rank that was just killed may close before it has ended.
+            # The streams of a killed rank may close before its process has exited.
             loop = self._loop
             self._run_while(lambda: bool(loop.streams or loop.running), DRAIN_S)
             self._run_while(lambda: self._waiting > 0, _FLUSH_S)
@@ -150,19 +153,22 @@ class Agent:
 
     @property
     def has_finished(self) -> bool:
-        """Whether tfdistrun ended the job; otherwise, the connection or a signal."""
+        """Whether tfdistrun ended the job, and not a lost connection or a signal."""
         return self._finished
 
     @property
     def _is_orderly(self) -> bool:
-        """Returns whether the end was requested, so that tfdistrun reads the rest."""
+        """Whether the end is orderly: tfdistrun still reads the remaining messages.
+
+        True after tfdistrun's message "finish", and after a signal.
+        """
         return self._finished or self._signalled_s > 0
 
     # ---- the connection ----
 
     @property
     def _waiting(self) -> int:
-        """Number of bytes that wait for the network."""
+        """Number of bytes that are queued for sending."""
         return len(self._connection.waiting)
 
     def _say(self, **fields: Any) -> None:
@@ -232,10 +238,10 @@ class Agent:
             self._loop.ask_to_end(number)
 
     def _must_stay(self) -> bool:
-        """Returns whether the agent goes on after a signal.
+        """Returns whether the agent continues after a signal.
 
-        As tfdistrun with --nnodes, it waits until the first host ends the job, if that
-        has received the signal too.
+        With --nnodes, if tfdistrun on the first host has received the same signal, the
+        agent continues until that tfdistrun ends the job.
         """
         if self._complete is not None:
             if self._has_everyone:
@@ -245,7 +251,7 @@ class Agent:
         return self._ranks_save()
 
     def _ranks_save(self) -> bool:
-        """Returns whether a process that may still save after the signal is running."""
+        """Returns whether processes are running, and still have time to save."""
         asked_s = self._loop.asked_s or 0.0
         if time.monotonic() >= asked_s + float(self._job.get("signal_grace_s", 0.0)):
             return False
@@ -312,7 +318,7 @@ class Agent:
 
     def _start(self) -> None:
         if self._signalled_s:
-            return  # they would not receive that signal any more
+            return  # ranks started now would not receive that signal
         processes.adopt_orphans()
         self._guard = processes.Guard(self._job["job_tag"])
         self._loop.guard_with(self._guard)
@@ -327,8 +333,8 @@ class Agent:
         """Starts a process.
 
         Args:
-            member: its number.
-            told: its variables, its slot, and the columns of the terminal.
+            member: number of the process.
+            told: "variables" and "slot" of the process, and "terminal_columns".
 
         Raises:
             OSError: no process or descriptor is available.
@@ -361,7 +367,7 @@ class Agent:
             self._on_exit(member, 1)
 
     def _kill(self, member: int | None) -> None:
-        """Kills a process and its children; None: every process of the job."""
+        """Kills a process and its children; if `member` is None, the whole job."""
         if member is None:
             self._loop.kill()
         elif started := self._loop.running.get(member):
@@ -386,19 +392,19 @@ class Agent:
             self._say(event="stopped", ranks=sorted(stopped))
 
     def _end_all(self) -> None:
-        """Ends everything that was started on this host."""
+        """Terminates all processes of the job on this host."""
         self._loop.forget(self._connection.reading)  # later messages have no effect
         if self._guard is None:
             return
-        # To tfdistrun, the ranks of a lost connection are lost too.
+        # If the connection is lost, tfdistrun takes its ranks as lost.
         self._silent = self._silent or not self._is_orderly
         self._loop.end_leftovers(self._step)
         self._guard.dismiss()
 
 
 def main() -> int:
-    """Runs the agent; errors are written to standard error, through ssh."""
-    # The output of a rank or a library must not get between the frames.
+    """Runs the agent; writes errors to standard error, which ssh passes on."""
+    # Output of a rank or a library must not get between the frames.
     answers = os.dup(1)
     os.dup2(2, 1)
     os.set_inheritable(answers, False)

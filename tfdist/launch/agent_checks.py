@@ -1,4 +1,4 @@
-"""Checks of an agent before it starts ranks on its host, and their variables."""
+"""Checks that an agent runs before it starts ranks, and the ranks' variables."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def rank_environ(
     """Returns the environment variables of all ranks of this host.
 
     Args:
-        own: this host's variables, as ssh provides them.
-        given: variables from tfdistrun, which take precedence. TFDIST_* variables are
-            used only if tfdistrun provides them.
-        path: tfdistrun's PATH, which is put in front of this host's.
+        own: environment variables of the agent. Its TFDIST_* variables are ignored.
+        given: variables from tfdistrun, which take precedence.
+        path: tfdistrun's PATH, which is put in front of this host's PATH.
 
     Example:
         >>> from tfdist.launch import agent_checks

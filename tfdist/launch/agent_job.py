@@ -13,7 +13,7 @@ from tfdist.launch.hosts import Place
 if TYPE_CHECKING:
     from tfdist.launch.job import Job
 
-# Specific to one host or one rank, or set again on each host.
+# Variables that are specific to one host or rank, or that each host sets again.
 _STAYS_HERE = (
     "TFDIST_SECRET_FILE",
     "TFDIST_RENDEZVOUS",
@@ -21,15 +21,17 @@ _STAYS_HERE = (
     "TFDIST_RANK",
     "TFDIST_SIZE",
 )
-# Variables that affect results or speed, and that users expect on every rank.
-_TERRAFORM = ("TF_CLI_", "TF_VAR_")  # a different program with the prefix TF_
+# Prefixes of variables that affect results or speed, and that users expect to be set
+# on every rank. Terraform, which is unrelated, also uses the prefix TF_.
+_TERRAFORM = ("TF_CLI_", "TF_VAR_")
 _MISSED = ("TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "NCCL_", "CUDA_", "LD_LIBRARY_PATH")
 
 
 def _of_this_host(name: str, environ: Mapping[str, str]) -> bool:
-    """Returns whether TFDIST_ADDRESS is an address, and so valid only on this host.
+    """Returns whether the variable is TFDIST_ADDRESS, and valid only on this host.
 
-    A network or interface is valid on all hosts.
+    It is valid only here if it is an IP address. A network or interface is valid on all
+    hosts.
     """
     if name != "TFDIST_ADDRESS":
         return False
@@ -75,7 +77,11 @@ def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
 
 
 def working_directory() -> str:
-    """Returns this folder with its symbolic links, as shared file systems need them."""
+    """Returns the working directory; keeps symbolic links, if PWD contains them.
+
+    The path of a folder on a shared file system may be valid on all hosts only with
+    these links.
+    """
     logical = os.environ.get("PWD", "")
     try:
         if logical.startswith("/") and os.path.samefile(logical, "."):
@@ -94,8 +100,8 @@ def describe(
         job: the job.
         address: address of the store.
         number: number of the host.
-        slots: number of the slots among which it divides its processors.
-        places: places of the ranks that are started there at once.
+        slots: number of slots among which the host divides its CPUs.
+        places: places of the ranks that the agent starts when the job starts.
     """
     own, exported = dict(os.environ), dict(job.options.env)
     started = {
@@ -104,7 +110,7 @@ def describe(
         "path": own.get("PATH", ""),
         "secret": job.secret.hex(),
     }
-    if job.place is not None:  # `nodes.join` adds those of its host
+    if job.place is not None:  # `nodes.join` adds its own values on each host
         started = {}
         for name in ("PYTHONPATH", "TFDIST_ADDRESS"):
             own.pop(name, None)

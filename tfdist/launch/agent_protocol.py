@@ -4,7 +4,7 @@ This module only encodes and decodes: it opens no sockets.
 
 A frame consists of its kind (one byte), a rank and a length (4 bytes each, big endian),
 followed by that many bytes: output of a rank, or a JSON object. The agent begins with a
-greeting line, so that earlier output of a shell can be told apart.
+greeting line, which separates the frames from earlier output of the remote shell.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Decoder:
     """Decodes frames from the received bytes.
 
     Args:
-        greeting: what must arrive first; anything before it goes to `noise`.
+        greeting: line that must precede the frames. Bytes before it are kept in the
+            attribute `noise`.
     """
 
     def __init__(self, greeting: bytes = b"") -> None:

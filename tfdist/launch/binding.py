@@ -1,4 +1,4 @@
-"""Assigns processors to the ranks of a host (--bind-to). Pure, except for `here`."""
+"""Assigns CPUs to the ranks of a host (--bind-to); all but `here` is pure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class BindingError(ValueError):
 def divide(
     processors: Sequence[Processor], ranks: int, kind: str
 ) -> list[tuple[int, ...]]:
-    """Divides the processors of one host among its ranks.
+    """Divides the CPUs of one host among its ranks.
 
     Args:
-        processors: the processors that may be used, in the order of their places.
+        processors: CPUs that may be used, sorted by socket, NUMA node and core.
         ranks: number of ranks on this host.
-        kind: an entry of `KINDS`. "none": each rank may use all processors. "core": one
-            core per rank, with all its hardware threads. "numa", "socket": the
-            processors of one NUMA node or socket; the number of ranks on each is
-            proportional to its share of the processors. "slice": equally many
-            neighbouring processors per rank. A remainder is not used, since ranks with
-            different numbers of threads do not compute the same bits.
+        kind: an entry of `KINDS`. "none": each rank may use all CPUs. "core": one core
+            per rank, with all its hardware threads. "numa", "socket": the CPUs of one
+            NUMA node or socket; the number of ranks on each is proportional to its
+            share of the CPUs. "slice": the same number of neighboring CPUs for each
+            rank. A remainder is left unused, since results of ranks with different
+            numbers of threads are not bitwise identical.
 
     Returns:
-        Processor numbers, ascending, by local rank.
+        CPU IDs of each rank, ascending, by local rank.
 
     Raises:
-        BindingError: there are more ranks than cores ("core") or processors ("slice").
-            Ranks bound to the same processor would wait for each other even while a
-            different processor is idle; ranks that are not bound can move.
+        BindingError: there are more ranks than cores ("core") or CPUs ("slice"). Ranks
+            bound to the same CPU would wait for each other even while another CPU is
+            idle; ranks that are not bound can move to it.
 
     Example:
         >>> from tfdist.launch.binding import divide
@@ -65,7 +65,7 @@ def divide(
 
 
 def _cores(processors: Sequence[Processor]) -> list[list[int]]:
-    """Returns the processor numbers of each core."""
+    """Returns the CPU IDs of each core."""
     grouped = groupby(processors, key=lambda one: (one.socket, one.node, one.core))
     return [[one.number for one in core] for _, core in grouped]
 
@@ -76,7 +76,7 @@ def _slices(processors: Sequence[Processor], ranks: int) -> list[tuple[int, ...]
     if ranks > len(units):
         numbers = [one.number for one in processors]
         raise _too_many("slice", ranks, len(units), "processor", numbers)
-    # Use whole cores, unless that would leave more processors idle.
+    # Use whole cores, unless that would leave more CPUs idle.
     threads = len(cores[0])
     alike = all(len(core) == threads for core in cores)
     if alike and len(cores) // ranks * threads == len(units) // ranks:
@@ -98,10 +98,10 @@ def _too_many(
 
 
 def here(slots: int, kind: str) -> list[tuple[int, ...]]:
-    """Divides the processors of this process among the slots of this host.
+    """Divides the CPUs that this process may use among the slots of this host.
 
     Returns:
-        Processor numbers, in the order of the slots.
+        CPU IDs of each slot.
 
     Raises:
         BindingError: as in `divide`.
@@ -110,12 +110,12 @@ def here(slots: int, kind: str) -> list[tuple[int, ...]]:
 
 
 def of_slot(bound: Sequence[Sequence[int]], index: int) -> Sequence[int]:
-    """Returns the processors of one slot.
+    """Returns the CPU IDs of one slot.
 
     Args:
-        bound: processors of the slots that the host had when it was added.
-        index: number of the slot. Slots that were added later share the processors of
-            the first ones.
+        bound: CPU IDs of each slot that the host had when it was added.
+        index: number of the slot. Slots that were added later share the CPUs of these
+            slots.
     """
     return bound[index % len(bound)]
 
@@ -124,7 +124,7 @@ def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> lis
     """Returns the lines that --report-bindings prints.
 
     Args:
-        bound: processor numbers, by rank.
+        bound: CPU IDs, by rank.
         host_of: name of the host, by rank.
 
     Example:
@@ -143,14 +143,14 @@ def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> li
     """Returns warnings about the number of threads that TensorFlow will use.
 
     Args:
-        bound: processor numbers, by rank.
+        bound: CPU IDs, by rank.
         asked: value of the variable `THREADS` for each rank; "" if it is not set.
     """
     threads, excess = {}, []
     for rank in sorted(bound):
         there = len(bound[rank])
         text = asked[rank]
-        # TensorFlow treats 0 and values that are not numbers as "one per processor".
+        # TensorFlow starts one thread per CPU if the value is 0 or not a number.
         number = int(text) if text.isdecimal() else 0
         threads[rank] = number or there
         if number > there:

@@ -60,11 +60,12 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
     """Returns the command without a leading "--", after checking that it can run.
 
     Args:
-        command: what follows the options.
-        here: whether a rank of this host runs it.
+        command: the words that follow the options.
+        here: whether ranks on this host run the command.
 
     Raises:
-        SystemExit: with code 127, as in a shell, if it is not found; otherwise with 2.
+        SystemExit: with code 127, as in a shell, if the command is not found; with 2 if
+            it is missing, or would read its program from standard input.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -88,12 +89,12 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
 
 
 def _plan(options: Namespace, others: Sequence[Host], *, can_change: bool) -> Plan:
-    """Assigns the ranks to hosts, and the processors of this host to its ranks.
+    """Assigns the ranks to hosts, and the CPUs of this host to its ranks.
 
     Args:
         options: options of the command line.
-        others: the hosts that the discovery script lists, or those of --nnodes; empty
-            without these options.
+        others: the hosts that the discovery script lists, or the hosts of --nnodes;
+            empty without these options.
         can_change: whether hosts may be added while the job runs.
 
     Raises:
@@ -121,9 +122,9 @@ def _plan(options: Namespace, others: Sequence[Host], *, can_change: bool) -> Pl
 
 
 def _parts(hosts: Sequence[Host], slots: Sequence[Slot], number: int, most: int) -> int:
-    """Returns among how many slots this host's processors are divided.
+    """Returns the number of slots that share the CPUs of host `number`.
 
-    An elastic job that only has this host can grow to `most` ranks here.
+    If it is the only host of the job, an elastic job can grow to `most` ranks there.
     """
     own = sum(slot.host == number for slot in slots)
     is_alone = len(hosts) == 1
@@ -134,7 +135,7 @@ def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
     """Runs the discovery script, if given, and sets the number of ranks.
 
     Returns:
-        The discovery, and the hosts that the script lists.
+        The discovery, and the hosts that the script lists; (None, []) without a script.
 
     Raises:
         SystemExit: with code 2.
@@ -168,14 +169,14 @@ def _slots_error(options: Namespace, slots: int) -> str | None:
     return (
         f"{options.discovery_script} printed {slots} slot{'s' if slots > 1 else ''}, "
         f"but the job needs -np {options.size} to start: give a smaller -np, or start "
-        "the job when there is more room"
+        "the job when more slots are free"
     )
 
 
 def _node_place(options: Namespace) -> NodePlace | None:
-    """Returns the place of this host among those of --nnodes; None without.
+    """Returns this host's place among the hosts of --nnodes; None without --nnodes.
 
-    Removes the variables of a launcher that has numbered the hosts.
+    If another launcher has numbered the hosts, removes its environment variables.
 
     Raises:
         SystemExit: with code 2.
@@ -192,7 +193,7 @@ def _node_place(options: Namespace) -> NodePlace | None:
 
 
 def _join(options: Namespace, place: NodePlace) -> int:
-    """Runs the ranks of this host, which is not the first one of --nnodes."""
+    """Runs the ranks of this host, for the tfdistrun on the first host of --nnodes."""
     environ = dict(options.env)
     if options.horovod:
         _prepare_horovod(options)
@@ -211,7 +212,7 @@ def _join(options: Namespace, place: NodePlace) -> int:
 
 
 def _explaining(work: Callable[[], int]) -> int:
-    """Calls a function that returns an exit code, and explains its errors."""
+    """Returns the exit code that `work` returns; explains an error that it raises."""
     try:
         return work()
     except HostsFailedError as error:
@@ -240,7 +241,7 @@ def _check_working_folder() -> None:
 
 
 def _leave_outer_job() -> None:
-    """Removes the variables of an outer job, if a rank has started this program."""
+    """Removes the variables of an outer job if one of its ranks runs this program."""
     with contextlib.suppress(
         native.CoreError
     ):  # a malformed variable is reported later
@@ -271,7 +272,8 @@ def _check_machine(plan: Plan) -> int:
     """Checks settings and limits, and reports those that cannot work, before the start.
 
     Returns:
-        Bytes of shared memory per link; 0 if the ranks of a host use TCP.
+        Bytes of shared memory per link; 0 if the ranks of a host use TCP, or if the
+        native library is not built.
 
     Raises:
         SystemExit: with code 2.
@@ -284,8 +286,8 @@ def _check_machine(plan: Plan) -> int:
             raise native.CoreError(
                 native.INVALID_ARGUMENT,
                 f"this is already rank {outer.rank} of {outer.size} "
-                f"({outer.variables}); start tfdistrun once, outside of it, or on each "
-                "host with --nnodes, or unset these variables",
+                f"({outer.variables}); start tfdistrun once, outside of that job, or "
+                "on each host with --nnodes, or unset these variables",
             )
         shm_bytes = 0
         if native.LIBRARY_PATH.is_file():
@@ -308,27 +310,27 @@ def _check_machine(plan: Plan) -> int:
 
 
 def _check_hosts(plan: Plan, outer: Placement) -> None:
-    """Raises if the hosts that a platform describes would run one job each.
+    """Raises if every host that a platform describes would run a job of its own.
 
     Raises:
-        native.CoreError: tfdistrun runs on another host than the first one, or does
-            not start ranks on all hosts.
+        native.CoreError: tfdistrun does not run on the first host, or does not start
+            ranks on all hosts.
     """
     if outer.rank == 0 and len(plan.used) >= outer.size:
         return
     raise native.CoreError(
         native.INVALID_ARGUMENT,
         f"the platform started this on host {outer.rank} of {outer.size} "
-        f"({outer.variables}), and would train separately on each; add --nnodes "
+        f"({outer.variables}), and each host would train separately; add --nnodes "
         f"{outer.size} on all hosts, start tfdistrun on the first host only, with all "
         "hosts in -H, or unset these variables",
     )
 
 
 def _warn_if_alone(outcome: Outcome) -> None:
-    """Warns about a training program that does not use the other ranks."""
+    """Warns if no rank of a training program has called `tfdist.init()`."""
     ranks = len(outcome.ends)
-    # A single rank needs no other ranks; a program without TensorFlow trains nothing.
+    # A single rank has nothing to reduce; a program without TensorFlow trains nothing.
     if ranks > 1 and not outcome.joined and outcome.memory_bytes > _TENSORFLOW_BYTES:
         complain(
             f"warning: {ranks} processes ended without calling tfdist.init(): each ran "
@@ -369,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _leave_outer_job()
     _check_working_folder()
     options = parser().parse_args(arguments)
-    os.environ.update(options.env)  # first, because PATH determines the command
+    os.environ.update(options.env)  # first, because COMMAND is looked up in PATH
     if wrong := elastic_error(options):
         complain(wrong)
         return _USAGE_ERROR

@@ -1,4 +1,4 @@
-"""Checks whether a command can run without standard input, which ranks lack."""
+"""Checks whether a command can run without standard input, which ranks do not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _WRAPPERS = (
 )
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _SHELL = re.compile(r"(ba|da|z|k|mk|a)?sh")
-# Options that run something else, or nothing; and options that need a value.
+# Letters of options that run something other than a script file, or nothing; and of
+# options that take a value.
 _PYTHON_OTHERS, _PYTHON_VALUES = "cmhV?", "WX"
 _SHELL_OTHERS, _SHELL_VALUES = "c", "oO"
 _LONG_OTHERS = ("--help", "--help-all", "--help-env", "--help-xoptions", "--version")
@@ -58,9 +59,10 @@ def _is_without_program(
 
     Args:
         words: the arguments.
-        others: letters of options that run something else.
+        others: letters of options that run something other than a script file.
         values: letters of options whose value is the rest of the word or the next word.
-        stdin: letters of options that read standard input regardless of what follows.
+        stdin: letters of options that make the interpreter read standard input,
+            whatever words follow.
     """
     left = list(words)
     while left:

@@ -1,4 +1,4 @@
-"""Connections between tfdistrun and its agents on other hosts: bytes in two directions.
+"""Byte streams in both directions between tfdistrun and its agents on other hosts.
 
 `SshConnection` starts a command, by default ssh, and uses its standard streams.
 `SealedConnection` uses a TCP socket, after the handshake of `core.rendezvous.auth`. An
@@ -18,7 +18,7 @@ from tfdist.core.rendezvous.auth import MAC_BYTES, AuthenticationError, Sealer
 
 _READ_BYTES = 256 << 10
 _LENGTH_BYTES = 4
-_MOST_SEALED_BYTES = 256 << 10  # in one message
+_MOST_SEALED_BYTES = 256 << 10  # of data in one message
 _EXIT_S = 0.5
 # A dead connection on which nothing is sent ends after 20 s.
 _KEEP_ALIVE = {
@@ -29,7 +29,7 @@ _KEEP_ALIVE = {
 
 
 class Connection:
-    """A connection over two descriptors, which become non-blocking.
+    """A connection over two descriptors, which are made non-blocking.
 
     Args:
         reading: descriptor from which bytes are read.
@@ -37,9 +37,10 @@ class Connection:
 
     Attributes:
         reading, writing: the descriptors.
-        waiting: bytes that have to be written.
-        errors: descriptor of messages for the user; None if there is none.
-        pid: process id of the command; None if there is none.
+        waiting: bytes that are queued, and not written yet.
+        errors: descriptor from which messages for the user are read; None if there is
+            none.
+        pid: ID of the process that runs the command; None if there is none.
     """
 
     errors: int | None = None
@@ -57,7 +58,7 @@ class Connection:
         self.waiting += data
 
     def flush(self) -> None:
-        """Writes waiting bytes, as many as the descriptor takes.
+        """Writes as many of the queued bytes as the descriptor accepts.
 
         Raises:
             OSError: the connection is broken.
@@ -69,7 +70,7 @@ class Connection:
             return
 
     def receive(self) -> bytes:
-        """Returns the bytes that have arrived; none at the end of the connection.
+        """Returns the bytes that have arrived; b"" at the end of the connection.
 
         Raises:
             BlockingIOError: nothing has arrived.
@@ -79,16 +80,16 @@ class Connection:
 
 
 class AgentConnection(Connection):
-    """The end of tfdistrun, which decides when the connection ends."""
+    """The connection on tfdistrun's side, which decides when the connection ends."""
 
     def interrupt(self) -> None:
-        """Ends a connection that takes too long."""
+        """Ends the connection to an agent that takes too long to be ready."""
 
     def kill(self) -> None:
-        """Ends the connection at once, after what was sent."""
+        """Ends the connection at once."""
 
     def wait(self) -> str:
-        """Waits shortly for the end of the command; returns how it ended, or ""."""
+        """Waits briefly until the command exits; returns how it ended, or ""."""
         return ""
 
     def close(self) -> None:
@@ -99,9 +100,9 @@ class SshConnection(AgentConnection):
     """The standard streams of a command that runs a line on another host.
 
     Args:
-        command: program and arguments, e.g. of ssh.
-        host: name of the host.
-        line: the line for a shell there.
+        command: program and arguments, for example of ssh.
+        host: name of the other host.
+        line: command line for a shell on the other host.
 
     Raises:
         OSError: no process or descriptor is available.
@@ -127,7 +128,7 @@ class SshConnection(AgentConnection):
         super().__init__(stdout, stdin)
 
     def interrupt(self) -> None:
-        """Ends the command with SIGTERM: ssh reports what it waits for."""
+        """Ends the command with SIGTERM; ssh then reports what it was waiting for."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -135,7 +136,11 @@ class SshConnection(AgentConnection):
         self._process.kill()
 
     def wait(self) -> str:
-        """Waits for the end of the command, or kills it; returns how it ended."""
+        """Waits until the command exits, and kills it after 0.5 s.
+
+        Returns:
+            How the command ended, for a message; "" if it was killed here.
+        """
         try:
             code = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
@@ -145,7 +150,7 @@ class SshConnection(AgentConnection):
         return f" with exit code {code}" if code >= 0 else f" by signal {-code}"
 
     def close(self) -> None:
-        """Closes the descriptors; call `wait` before."""
+        """Closes the descriptors; call `wait` first."""
         for fd in (self.writing, self.reading, self.errors):
             os.close(fd)
 
@@ -158,18 +163,19 @@ class SealedConnection(AgentConnection):
 
     Args:
         sock: the socket, which the connection owns.
-        sending: seals the messages of this side.
-        receiving: checks those of the other side.
+        sending: seals the messages that this side sends.
+        receiving: checks the messages that this side receives.
     """
 
     def __init__(self, sock: socket.socket, sending: Sealer, receiving: Sealer) -> None:
         self._sock = sock
-        # Messages are short, and must not wait for each other.
+        # Short messages must be sent at once, and not wait for acknowledgments.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sending = sending
         self._receiving = receiving
         self._arrived = bytearray()
-        # A selector can wait for each descriptor separately.
+        # With a second descriptor, a selector can wait for reading and writing
+        # separately.
         super().__init__(sock.fileno(), os.dup(sock.fileno()))
 
     def send(self, data: bytes) -> None:
@@ -212,12 +218,13 @@ class SealedConnection(AgentConnection):
         self.kill()
 
     def finish(self, limit_s: float) -> None:
-        """Ends the connection after everything that was sent has been read.
+        """Sends the queued bytes, then ends the connection once they have arrived.
 
-        A socket that is closed with unread data discards what was not delivered yet.
+        The socket must not be closed earlier: if received data is unread when a socket
+        is closed, the system discards data that it has not delivered yet.
 
         Args:
-            limit_s: seconds to wait for the other side to end the connection, too.
+            limit_s: seconds to wait until the other side also ends the connection.
         """
         deadline = time.monotonic() + limit_s
         try:
@@ -228,12 +235,15 @@ class SealedConnection(AgentConnection):
                 self._sock.settimeout(left_s)
                 if not self._sock.recv(_READ_BYTES):
                     break
-        except OSError:  # the other side has ended it, or does not answer
+        except OSError:  # the other side has ended the connection, or does not answer
             pass
         self.close()
 
     def kill(self) -> None:
-        """Ends the connection at once; what was sent still arrives."""
+        """Ends the connection at once; data that the socket has accepted still arrives.
+
+        Queued data that the socket does not accept at once is lost.
+        """
         try:
             self.flush()
             self._sock.shutdown(socket.SHUT_WR)
@@ -248,7 +258,7 @@ class SealedConnection(AgentConnection):
 
 
 def watch_for_loss(sock: socket.socket) -> None:
-    """Lets the system notice if the other side of a TCP connection disappears."""
+    """Enables TCP keep-alive, to detect that the other side has disappeared."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,4 +1,4 @@
-"""Asks a script of the user which hosts and slots an elastic job may use."""
+"""Runs a user's script that prints which hosts and slots an elastic job may use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _MAX_SHOWN = 80  # characters of the output in a message
 
 
 class DiscoveryError(Exception):
-    """The script gave no answer that can be used.
+    """The discovery script could not be run, or its output cannot be used.
 
     Attributes:
-        kind: kind of the problem; problems of one kind in a row are reported once.
+        kind: "start", "failed", "limit", "empty" or "malformed". Consecutive problems
+            of the same kind are reported once.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -58,16 +59,16 @@ def hosts_of(text: str, script: str) -> list[Host]:
     try:
         return mark_local(parse_file(text, f"output of {script}"))
     except HostsError as error:
-        advice = "print host:slots for each host with room, for example localhost:4"
+        advice = "print host:slots for each host to use, for example localhost:4"
         raise DiscoveryError("malformed", f"{error}; {advice}") from None
 
 
 class HostDiscovery:
-    """Runs a discovery script again and again, and reports changes of its answer.
+    """Runs a discovery script repeatedly, and reports changes of its output.
 
     Args:
         script: path of the script, which is run without arguments.
-        period_s: seconds from one run to the next.
+        period_s: seconds from the end of one run to the start of the next.
         limit_s: time limit for one run, in seconds.
     """
 
@@ -79,15 +80,15 @@ class HostDiscovery:
         self._limit_s = limit_s
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
-        self._hosts: list[Host] = []  # the last answer that could be used
+        self._hosts: list[Host] = []  # from the last valid output
         self._parsed: tuple[str | None, list[Host]] = (None, [])  # the last output
-        self._problem = ""  # kind of the problem since then
+        self._problem = ""  # kind of the last problem since the last valid output
 
     def first_hosts(self) -> list[Host]:
         """Runs the script once; returns the hosts and their slots.
 
         Raises:
-            DiscoveryError: the script gave no answer that can be used.
+            DiscoveryError: the script cannot be run, or its output cannot be used.
         """
         path = Path(self.script)
         if not path.is_file():
@@ -103,8 +104,9 @@ class HostDiscovery:
         """Begins to run the script on a thread.
 
         Args:
-            report: function that is called on this thread with the hosts when they or
-                their slots have changed, and with the first problem of a kind.
+            report: function that is called on that thread: with the hosts, if these or
+                their slots have changed, or with a `DiscoveryError` whose kind differs
+                from that of the last one.
         """
 
         def run() -> None:
@@ -119,13 +121,13 @@ class HostDiscovery:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, and the script if it runs."""
+        """Stops the thread, and kills the script if it is running."""
         self._ends.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)  # it may wait for the lookup of a host name
+            self._thread.join(_CLOSE_S)  # it may be resolving a host name
 
     def _look(self) -> list[Host] | DiscoveryError | None:
-        """Runs the script; returns what has changed since the last run, if anything."""
+        """Runs the script; returns its hosts or its error if new, None otherwise."""
         try:
             hosts = self._ask()
         except DiscoveryError as error:
@@ -156,12 +158,12 @@ class HostDiscovery:
             raise DiscoveryError(
                 "failed", f"{self.script} failed ({describe_code(code)}){cause}"
             )
-        if output != self._parsed[0]:  # otherwise, look up no names again
+        if output != self._parsed[0]:  # otherwise, do not resolve the names again
             self._parsed = (output, hosts_of(output, self.script))
         return self._parsed[1]
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[str, str]:
-        """Reads standard output and standard error up to their ends."""
+        """Returns all that the process writes to standard output and standard error."""
         deadline_s = time.monotonic() + self._limit_s
         streams = [one for one in (process.stdout, process.stderr) if one is not None]
         found = {one.fileno(): b"" for one in streams}

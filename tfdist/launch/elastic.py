@@ -1,8 +1,9 @@
 """Keeps an elastic job running: carries out what `membership` decides.
 
-Ranks ask for their places through the store (`tfdist.core.rendezvous.renewal`). This
-module passes their requests and the ends of their processes to `Membership`, and then
-answers, starts replacements and kills processes that must not go on.
+Ranks send requests for their places through the store
+(`tfdist.core.rendezvous.renewal`). This module tells `Membership` about these requests
+and about processes that exit. It then answers the requests, starts replacements, and
+kills processes that must not continue.
 """
 
 from __future__ import annotations
@@ -61,19 +62,19 @@ class Processes(Protocol):
     """Starts and kills the processes of the members of an elastic job."""
 
     def start(self, member: int, name: str) -> bool:
-        """Starts a newcomer; returns False if that failed. Its output has the name."""
+        """Starts a newcomer, shown under `name`; returns False if that failed."""
 
     def kill(self, member: int) -> None:
-        """Kills a member's process, if it still runs."""
+        """Kills a member's process, if it is still running."""
 
     def stopped(self) -> Collection[int]:
         """Returns the members whose processes are stopped (SIGSTOP)."""
 
     def formed(self, ranks: Mapping[int, int]) -> None:
-        """Notes the members of a new generation, and their ranks."""
+        """Stores the members of a new generation, and their ranks."""
 
     def end_job(self) -> None:
-        """Ends all ranks soon."""
+        """Terminates all ranks, after a few seconds for their reports."""
 
 
 class ElasticJob:
@@ -93,23 +94,23 @@ class ElasticJob:
         self._receiver = receiver
         self._numbers: dict[int, int] = {}  # member → number of its latest request
         self._pids: dict[int, int] = {}
-        self._places: dict[int, dict[str, int]] = {}  # of the newest generation
+        self._places: dict[int, dict[str, int]] = {}  # in the newest generation
         self._names: dict[int, str] = {}  # of newcomers, and of members that have left
         self._grows = False  # processes are started because the job grows
         self._processes: Processes | None = None
         self._got_sigterm: set[int] = set()  # members
         self._told_slow: set[int] = set()  # members that have asked to be replaced
         self._hosts: HostPool | None = None
-        self._unwanted: frozenset[int] = frozenset()  # on slots that were removed
+        self._unwanted: frozenset[int] = frozenset()  # members on removed slots
         self._lost_hosts: set[int] = set()
         self._has_begun = False
         self._has_ended = False
         self._is_preempting = False  # tfdistrun got SIGTERM
-        self._is_connecting = False  # whether the newest generation has not begun
+        self._is_connecting = False  # the newest generation has been formed, not begun
 
     @property
     def wake_fd(self) -> int:
-        """Becomes readable when there are messages."""
+        """Descriptor that becomes readable when there are messages."""
         return self._receiver.fd
 
     @property
@@ -119,7 +120,7 @@ class ElasticJob:
 
     @property
     def is_preempted(self) -> bool:
-        """Whether the job has ended early, and its ranks have saved their state."""
+        """Whether the generation in which the ranks save and exit has been formed."""
         return self._membership.preempted
 
     def has_rank(self, member: int) -> bool:
@@ -131,24 +132,24 @@ class ElasticJob:
         return member in self._membership.left
 
     def attach(self, processes: Processes, hosts: HostPool) -> None:
-        """Sets who starts and kills the processes, and where they can run.
+        """Sets the objects that start and kill processes, and that know the hosts.
 
-        Call it before anything else.
+        Call this before any other method.
         """
         self._processes = processes
         self._hosts = hosts
 
     def begin(self) -> None:
-        """Starts the spares; call it when the ranks have been started."""
+        """Starts the spares; call this after the ranks have been started."""
         self._carry_out(self._membership.begin(time.monotonic()))
         self._has_begun = True
 
     def lose_host(self, number: int, name: str, why: str) -> None:
-        """Handles the loss of a host, before the ends of its members.
+        """Handles the loss of a host; call this before `ended` for its members.
 
         Args:
-            number: the number of the host.
-            name: its name.
+            number: number of the host.
+            name: name of the host.
             why: description for the message; "" if its agent got a signal to end.
         """
         if number in self._lost_hosts or self._hosts is None:
@@ -163,21 +164,21 @@ class ElasticJob:
         self._carry_out(self._membership.set_room(slots.room, time.monotonic(), lost))
 
     def preempt(self) -> None:
-        """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and end."""
+        """Handles SIGTERM to tfdistrun: the ranks finish a step, save, and exit."""
         self._is_preempting = True
         self._carry_out(self._membership.preempt(time.monotonic()))
 
     def started(self, member: int, pid: int) -> None:
-        """Notes the process of a member."""
+        """Stores the process ID of a member."""
         self._pids[member] = pid
 
     def ended(self, member: int, how: str, *, failed: bool) -> None:
-        """Handles the end of a member's process.
+        """Handles the exit of a member's process.
 
         Args:
             member: number of the member.
             how: description for the message, such as "killed by SIGKILL".
-            failed: whether its exit code was not 0.
+            failed: whether the exit code was not 0.
         """
         rank = self._membership.ranks.get(member)
         who = self._name_of(member)
@@ -190,7 +191,7 @@ class ElasticJob:
                 complain(
                     "no more replacements are started, because the last "
                     f"{START_FAILURES} ended before they were ready to join: see "
-                    "their output. The job goes on while --min-np ranks are left"
+                    "their output. The job continues while --min-np ranks are left"
                 )
         self._carry_out(actions)
         self._pids.pop(member, 0)
@@ -198,7 +199,7 @@ class ElasticJob:
         self._store.remove(leave_key(member))
 
     def _name_of(self, member: int) -> str:
-        """Returns the name of a member in messages, with its process id."""
+        """Returns the name of a member in messages, with its process ID."""
         rank = self._membership.ranks.get(member)
         name = f"rank {rank}"
         if rank is None:
@@ -210,12 +211,12 @@ class ElasticJob:
         return f"{name} (process {pid}{where})"
 
     def _host_name(self, member: int) -> str:
-        """Returns the host of a process; "" if the job only has this one."""
+        """Returns a member's host; "" if not started, or if this is the only host."""
         assert self._hosts is not None  # noqa: S101 - attach() was called
         return self._hosts.host_name(member) if member in self._pids else ""
 
     def poll(self) -> None:
-        """Handles messages, and what has to be done by now."""
+        """Handles messages, hosts that are ready, stopped processes and time limits."""
         for key, value in self._receiver.take():
             if key.startswith(REQUESTS):
                 self._request(key, value)
@@ -237,7 +238,7 @@ class ElasticJob:
 
     def _on_stopped(self, member: int, now_s: float) -> list[Action]:
         actions = self._membership.stopped(member, now_s)
-        # The other members do not notice it by themselves before they are connected.
+        # Until they are connected, the other members do not notice a stopped process.
         if not actions and self._is_connecting and member in self._membership.ranks:
             reason = "it is stopped (SIGSTOP) while the other ranks connect to it"
             return [Kill(member, reason)]
@@ -261,7 +262,7 @@ class ElasticJob:
         self._carry_out(self._membership.request(request, time.monotonic()))
 
     def _forget_requests(self, member: int) -> None:
-        """Removes the latest request of a member, and its answer, from the store."""
+        """Removes a member's latest request, and the answer to it, from the store."""
         if number := self._numbers.pop(member, 0):
             self._store.remove(request_key(member, number))
             self._store.remove(answer_key(member, number))
@@ -283,7 +284,7 @@ class ElasticJob:
         self._carry_out(self._membership.leave(member, time.monotonic()))
 
     def _replace(self, member: int, now_s: float) -> None:
-        """Replaces a slow member, or says once why it is kept."""
+        """Replaces a slow member; if that is refused, prints the reason once."""
         reason = self._membership.reason_to_keep(member, now_s)
         text = f"is slow, but is not replaced: {reason}"
         if not reason:
@@ -310,7 +311,7 @@ class ElasticJob:
             self._change_slots(self._hosts)
 
     def _change_slots(self, hosts: HostPool) -> None:
-        """Grows or shrinks with the slots, or moves ranks to other slots."""
+        """Resizes the job to the current slots, and moves ranks off removed slots."""
         before, number = self._membership.size, hosts.listed_slots
         unwanted = hosts.slots.unwanted(self._membership.live)
         actions = self._membership.resize(hosts.slots.room, time.monotonic(), unwanted)
@@ -333,7 +334,7 @@ class ElasticJob:
         if moved and not hosts.is_only_here:
             complain(
                 f"the slots of {numbers(sorted(moved))} were removed, and will be "
-                "left once --min-np other ranks are there"
+                "vacated once --min-np other ranks are ready"
             )
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -341,8 +342,8 @@ class ElasticJob:
         if ranks := {
             one.member: one.rank for one in actions if isinstance(one, Answer)
         }:
-            self._store.remove_prefix(REPORTS)  # of ranks that were lost
-            # Members of the previous generation may still read its keys.
+            self._store.remove_prefix(REPORTS)  # reports of ranks that were lost
+            # Keys of the previous generation are kept: members may still read them.
             self._store.remove_prefix(
                 prefix_of_generation(self._membership.generation - 2)
             )
@@ -365,7 +366,7 @@ class ElasticJob:
             self._carry_out_one(action, self._processes, self._hosts)
 
     def _set_places(self, ranks: Mapping[int, int], hosts: HostPool) -> None:
-        """Sets the places of the members of a new generation, for their answers."""
+        """Computes the places of a new generation's members, for their answers."""
         members = sorted(ranks, key=lambda member: ranks[member])
         places = places_of([hosts.slots.host_of(member) for member in members])
         generation = {"generation": self._membership.generation, "size": len(ranks)}
@@ -375,7 +376,7 @@ class ElasticJob:
         }
 
     def _note_names(self, ranks: Mapping[int, int]) -> None:
-        """Keeps the ranks of the members, to name them after they have left."""
+        """Stores the members' ranks, as names in messages after they have left."""
         self._names |= {member: f"rank {rank}" for member, rank in ranks.items()}
 
     def _carry_out_one(
@@ -411,7 +412,8 @@ class ElasticJob:
                 self._store.set(key, {"dismissed": True})
             case AskStep(generation):
                 self._store.set(ask_step_key(generation), True)
-                # At SIGTERM, a program that does not hand over ends, or saves, itself.
+                # After SIGTERM to the job, a program without handover saves and exits
+                # by itself.
                 if not self._is_preempting:
                     self._store.set(change_key(generation), True)
             case EndAt(generation, committed):

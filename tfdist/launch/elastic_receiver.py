@@ -1,4 +1,4 @@
-"""Takes messages for an elastic job from other threads."""
+"""Passes messages for an elastic job from other threads to the supervisor's thread."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ DISCOVERED = "discovered"  # the key of an answer of the discovery script
 
 
 class Receiver:
-    """Takes messages on other threads, for the thread of the supervisor."""
+    """A queue of messages from other threads to the supervisor's thread.
+
+    Attributes:
+        fd: descriptor that becomes readable when there are messages.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def put(self, key: str, value: Any) -> None:
-        """Is called on the store's thread with each key that a rank sets."""
+        """Queues a key that a rank has set, if it is meant for the launcher.
+
+        The store calls this, on its own thread, with every key that a rank sets.
+        """
         if is_for_launcher(key):
             self._put(key, value)
 
     def discovered(self, found: Sequence[Host] | DiscoveryError) -> None:
-        """Takes what a discovery script has found."""
+        """Queues the hosts, or the error, that the discovery script has produced."""
         self._put(DISCOVERED, found)
 
     def _put(self, key: str, value: Any) -> None:
@@ -35,7 +42,7 @@ class Receiver:
         os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[tuple[str, Any]]:
-        """Returns the messages that have come, in order."""
+        """Returns the queued messages, in the order in which they arrived."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -46,5 +53,5 @@ class Receiver:
         return found
 
     def close(self) -> None:
-        """Closes the descriptor; no other thread may use this any more."""
+        """Closes the descriptor; other threads must not use the receiver afterwards."""
         os.close(self.fd)

@@ -1,4 +1,4 @@
-"""Reports which rank failed first, how, and what to look at."""
+"""Reports which rank failed first, how it failed, and where to look for the cause."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ class RankEnd:
     Attributes:
         rank: number of the rank.
         code: exit code; -N if it was killed by signal N.
-        time_s: time of the end, in time.monotonic() seconds.
-        ended_by_us: whether it was ended because another rank had failed before.
-        told: what it reported before its end: "error", "blamed", "time_s".
-        tail: last lines of its output.
-        tail_is_shown: whether these are among the last lines on the screen.
-        host: name of the host on which it ran.
-        lost: how its host was lost, if that is why its end is unknown.
+        time_s: time of the exit, in time.monotonic() seconds.
+        ended_by_us: whether tfdistrun terminated the rank, for example after another
+            rank had failed.
+        told: the rank's own report, with "error", "blamed" and "time_s"; empty if it
+            reported nothing.
+        tail: last lines of the rank's output.
+        tail_is_shown: whether `tail` is among the last lines on the screen.
+        host: name of the host on which the rank ran.
+        lost: how the host was lost, if the rank's exit code is therefore unknown.
     """
 
     rank: int
@@ -40,17 +42,17 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, without being ended by tfdistrun."""
+        """Whether the rank failed, and was not terminated by tfdistrun."""
         return self.code != 0 and not self.ended_by_us
 
     @property
     def failed_at_s(self) -> float:
-        """Time of its failure: of its report, if that came before its end."""
+        """Time of the failure: of the report or of the exit, whichever is first."""
         return min(self.time_s, float(self.told.get("time_s", self.time_s)))
 
     @property
     def exit_code(self) -> int:
-        """Exit code as a shell reports it."""
+        """Exit code as a shell reports it: 128 + N for signal N."""
         return 128 - self.code if self.code < 0 else self.code
 
 
@@ -58,16 +60,16 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
     """Returns the root cause: the first rank that failed without blaming another rank.
 
     A rank that was only affected (its peer was killed, or it raised RankFailedError)
-    can end before the rank at fault, which it names in its report. The rank at fault
-    may not even have ended without tfdistrun's signal.
+    may exit before the rank at fault, and then blames that rank in its report. The rank
+    at fault may even run on until tfdistrun terminates it.
     """
     failed = [end for end in ends if end.failed]
     by_rank = {end.rank: end for end in ends if end.code != 0}
     roots = [_root(end, by_rank) for end in failed]
     guilty = [end for end in roots if not _blames_other(end, by_rank)]
     candidates = [end for end in guilty if end.failed] or guilty
-    # A rank that reported nothing and is not blamed may have handled another rank's
-    # error.
+    # A rank that reported nothing, and that no rank blames, may only have reacted to
+    # another rank's error.
     blamed = {end.told.get("blamed") for end in failed}
     spoke = [end for end in candidates if end.told or end.rank in blamed]
     if len(blamed) > 1:
@@ -81,7 +83,11 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
 
 
 def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:
-    """Returns tfdistrun's exit code: the exit code of the first rank that failed."""
+    """Returns tfdistrun's exit code, from the root cause `first` and all ends.
+
+    It is the exit code of `first`. If tfdistrun terminated that rank, it is the exit
+    code of the rank that failed first by itself.
+    """
     if first.failed:
         return first.exit_code
     failed = [end for end in ends if end.failed]
@@ -93,7 +99,7 @@ def _blames_other(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> bool:
 
 
 def _root(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> RankEnd:
-    """Returns the end of the chain of blame; the rank itself if it is a circle."""
+    """Follows blame from rank to rank; returns the last, or `end` if in a circle."""
     found, seen = end, {end.rank}
     while _blames_other(found, by_rank):
         found = by_rank[found.told["blamed"]]
@@ -123,7 +129,8 @@ _SIGNAL_HINTS: dict[int, str] = {
     "shows where",
     signal.SIGABRT: "native code aborted; its reason is in the lines above, "
     "`tfdistrun --env PYTHONFAULTHANDLER=1` shows where",
-    signal.SIGBUS: "it crashed in native code, or promised memory was not available",
+    signal.SIGBUS: "it crashed in native code, or memory that the system had promised "
+    "was not available",
     signal.SIGILL: "the program was built for another kind of processor",
     signal.SIGTERM: "it was terminated, perhaps by the batch system at its time limit",
 }
@@ -145,11 +152,11 @@ _TEXT_HINTS = (
     ),
     (
         "MemoryError",
-        "the memory is used up: use a smaller batch, or fewer ranks on this host",
+        "out of memory: use a smaller batch size, or fewer ranks on this host",
     ),
     (
         "ResourceExhaustedError",
-        "the memory is used up: use a smaller batch, or fewer ranks on this host",
+        "out of memory: use a smaller batch size, or fewer ranks on this host",
     ),
     (
         "although its process is there",
@@ -168,11 +175,11 @@ _TEXT_HINTS = (
 
 
 def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
-    """Returns a hint at the cause of a failure, or "" if there is none."""
+    """Returns a hint about the cause of a failure, or "" if there is none."""
     if end.lost:
         return end.lost.partition("\n")[2].strip()
     if end.code == -signal.SIGTERM and end.told.get("error"):
-        return ""  # it was ended by a child process that has reported the reason
+        return ""  # a child process, which reported the reason, terminated the rank
     if end.code < 0 and not end.ended_by_us:
         return _SIGNAL_HINTS.get(-end.code, "")
     blamed = end.told.get("blamed")
@@ -204,8 +211,8 @@ def explain(
         f"rank {first.rank} on {first.host} failed first: {_describe(first)} "
         f"after {after:.1f} s"
     ]
-    # A reported error was printed above, or is in the log. Other output of the rank may
-    # be far above.
+    # A reported error was printed before this report, or is in the log. Other output of
+    # the rank may be far up on the screen.
     if first.tail and not first.told.get("error") and not first.tail_is_shown:
         lines.append(f"last lines of rank {first.rank}:")
         lines += [f"  | {line.decode('utf-8', 'replace')}" for line in first.tail]
@@ -223,7 +230,7 @@ def explain(
 
 
 def _reason(first: RankEnd, others: Sequence[RankEnd]) -> str:
-    """Returns the rank's reason, or the reason given by the first to blame it."""
+    """Returns the reason that the rank reported, or the first rank that blamed it."""
     witnesses = [end for end in others if end.told.get("blamed") == first.rank]
     witnesses.sort(key=lambda end: end.failed_at_s)
     own_fault = first.told.get("blamed") in (None, first.rank)

@@ -1,6 +1,6 @@
 """Files through which `tfdist.run` and `horovod.run` exchange data with their ranks.
 
-The caller creates the folder, and only its user can open it.
+The caller creates the folder, which only the caller's user can open.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Failure(NamedTuple):
     """An exception that the function has raised on a rank."""
 
     rank: int
-    text: str  # its traceback
+    text: str  # traceback of the exception
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read; writes all of it or nothing."""
-    part = path.with_name(f"{path.name}.part")  # result.0 and result.1 at the same time
+    """Writes, atomically, a file that only this user can read."""
+    part = path.with_name(f"{path.name}.part")  # ranks may write at the same time
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -33,7 +33,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def seal(obj: Any, about: str, key: bytes) -> bytes:
-    """Returns an object as the bytes of a file."""
+    """Pickles an object for a file; `about` is the name of the file."""
     return pickling.seal(obj, about, key, max_bytes=MAX_BYTES)
 
 

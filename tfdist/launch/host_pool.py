@@ -1,8 +1,8 @@
-"""The hosts of a job: their agents, their processors, and the slots of its processes.
+"""The hosts of a job: their agents and CPUs, and the slots of the job's processes.
 
-The hosts of an elastic job can change while it runs. A host that the discovery script
-adds is connected in the event loop of the supervisor, and its slots are used when its
-agent is ready.
+The hosts of an elastic job can change while it runs. If the discovery script adds a
+host, the supervisor's event loop handles the connection to it. Its slots are used once
+its agent is ready.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from tfdist.launch.signals import Signals
     from tfdist.launch.supervisor import Supervisor
 
-_END_S = 1.0  # for a command that connects too long to end after SIGTERM
+_END_S = 1.0  # from SIGTERM to the end of a command that takes too long to connect
 
 
 class HostsFailedError(Exception):
-    """Ranks cannot be started on some hosts; `lines` names the hosts and reasons."""
+    """Ranks cannot be started on some hosts; `lines` name the hosts and reasons."""
 
     def __init__(self, lines: list[str], code: int) -> None:
         super().__init__("\n".join(lines))
@@ -42,18 +42,20 @@ class HostsFailedError(Exception):
 class HostPool:
     """The hosts of a job.
 
-    A host has a number. If its connection ends, it is not used any more. If the
-    discovery script adds it again later, it is a new host with a new number.
+    Each host has a number. A host whose connection has ended is not used any more. If
+    the discovery script adds it again later, it is treated as a new host, with a new
+    number.
 
     Args:
         job: the job.
         address: address of the store.
-        nodes: the other hosts of --nnodes, which have connected; None without.
+        nodes: the other hosts of --nnodes, which have connected; None without --nnodes.
 
     Attributes:
-        hosts: all hosts that the job has had, by number.
-        agents: connections to the other hosts that are used, or are being connected.
-        connections: all connections that were made.
+        hosts: all hosts that the job has had; the index is the number of the host.
+        agents: open connections to other hosts, including those whose agent is not
+            ready yet, by number of the host.
+        connections: all connections that were made, including closed ones.
         slots: the slots of the hosts, and the slot of each process.
     """
 
@@ -70,21 +72,24 @@ class HostPool:
         self.agents: dict[int, remote.RemoteHost] = {}
         self.connections: list[remote.RemoteHost] = []
         self.slots = Slots(job.plan.slots, least=job.options.min_size or 0)
-        self._bound = dict(job.plan.bound)  # host → processors of its slots
+        self._bound = dict(job.plan.bound)  # host → CPU IDs of each of its slots
         self._warned: set[str] = set()
-        # The hosts that the discovery script lists: their numbers by name, their slots.
+        # The hosts that the discovery script lists: name → number, number → slots.
         self._numbers = {_key(host): number for number, host in enumerate(self.hosts)}
         self._listed = {number: host.slots for number, host in enumerate(self.hosts)}
         self._failed: set[int] = set()  # hosts that were lost, or cannot be used
-        self._deadlines_s: dict[int, float] = {}  # of the hosts that connect
+        self._deadlines_s: dict[int, float] = {}  # of hosts whose agent is not ready
 
     # ---- the start ----
 
     def connect_all(self, signals: Signals) -> int | None:
-        """Connects to all other hosts; returns a signal that came in the meantime.
+        """Connects to all other hosts, and waits until their agents are ready.
+
+        Returns:
+            The signal that interrupted the wait; None if there was none.
 
         Raises:
-            HostsFailedError: ranks cannot be started on a host; none was started.
+            HostsFailedError: ranks cannot be started on a host; no rank was started.
         """
         plan, limit_s = self._job.plan, host_timeout_s(self._job.options)
         for number in plan.remote:
@@ -110,18 +115,18 @@ class HostPool:
         return signal
 
     def _end_all(self, code: int) -> None:
-        """Ends all agents, before the job has started."""
+        """Terminates all agents before the job has started; `code` is its exit code."""
         for agent in self.agents.values():
             agent.kill(code)
 
     def report_bindings(self) -> None:
-        """Prints the processors of all slots, if the user wants to know them."""
+        """Prints the CPUs of all slots, with --report-bindings; prints warnings."""
         self._warn_of_bindings()
         if self._job.options.report_bindings:
             complain(*self._binding_lines())
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Sets who watches the connections that are made later, and the processes."""
+        """Sets the supervisor, which watches the processes and later connections."""
         self._supervisor = supervisor
 
     def _connect(self, number: int, slots: int, places: Sequence[Place] = ()) -> None:
@@ -156,7 +161,7 @@ class HostPool:
             )
 
     def _note_ready(self, number: int) -> None:
-        """Notes what the agent of a host has reported."""
+        """Prints the warnings of a host's agent, and stores the CPUs of its slots."""
         agent = self.agents[number]
         for text in agent.warnings:
             complain(f"warning: {agent.host.name}: {text}")
@@ -165,11 +170,11 @@ class HostPool:
     # ---- processors ----
 
     def processors(self, slot: Slot) -> Sequence[int]:
-        """Returns the processors of a slot of this host."""
+        """Returns the CPU IDs of a slot of this host."""
         return binding.of_slot(self._bound[slot.host], slot.index)
 
     def _by_rank(self) -> dict[int, tuple[int, Sequence[int]]]:
-        """Returns host and processors by the rank that a slot has if all are used."""
+        """Returns host and CPU IDs of each slot, by its rank if all slots are used."""
         pairs = [
             (host, them) for host in sorted(self._bound) for them in self._bound[host]
         ]
@@ -196,34 +201,34 @@ class HostPool:
 
     @property
     def is_only_here(self) -> bool:
-        """Whether the job has never had another host."""
+        """Whether this machine is the only host that the job has had."""
         return len(self.hosts) == 1 and self.hosts[0].is_local
 
     @property
     def listed_slots(self) -> int:
-        """Number of slots that the script lists, on hosts that can be used."""
+        """Number of slots that the discovery script lists on hosts that can be used."""
         return sum(self._listed[number] for number in self._usable())
 
     @property
     def running(self) -> Collection[int]:
-        """Numbers of the processes that have not ended."""
+        """Numbers of the processes that have not exited."""
         return self._supervisor.running if self._supervisor else ()
 
     def host_name(self, member: int) -> str:
-        """Returns the name of a member's host; "" if the job only has this one."""
+        """Returns the name of a member's host; "" if the job only has this machine."""
         number = self.slots.host_of(member)
         return "" if self.is_only_here else self.hosts[number].name
 
     def lose(self, number: int) -> None:
-        """Removes a host that was lost, or whose agent got a signal."""
+        """Removes a host that was lost, or whose agent got a signal to end."""
         self.slots.lose(number)
         self._failed.add(number)
         self._remove(number)
 
     def follow(self, found: Sequence[Host]) -> None:
-        """Follows an answer of the discovery script.
+        """Adds and removes hosts and slots as the discovery script lists them.
 
-        The slots of new hosts are added by `poll`, when their agents are ready.
+        `poll` adds the slots of a new remote host once its agent is ready.
 
         Args:
             found: the hosts that the script lists, and their slots, in order.
@@ -241,7 +246,7 @@ class HostPool:
         self._change_slots()
 
     def poll(self) -> bool:
-        """Uses hosts that have become ready; ends the agents of removed hosts.
+        """Starts to use hosts that have become ready; drops removed and failed hosts.
 
         Returns:
             Whether the slots have changed.
@@ -264,7 +269,7 @@ class HostPool:
         return has_changed
 
     def _add(self, host: Host) -> int:
-        """Adds a host; connects to it, if it is not this one. Returns its number."""
+        """Adds a host, connects to it unless it is this machine; returns its number."""
         number = len(self.hosts)
         self.hosts.append(host)
         slots = min(host.slots, self._job.plan.max_size)
@@ -283,7 +288,7 @@ class HostPool:
         return number
 
     def _use(self, number: int) -> None:
-        """Uses a host whose agent is ready."""
+        """Starts to use a host whose agent is ready."""
         del self._deadlines_s[number]
         self.agents[number].go()
         self._note_ready(number)
@@ -301,7 +306,7 @@ class HostPool:
             )
 
     def _give_up(self, number: int) -> None:
-        """Ends the agent of a host that has failed, or is not listed any more."""
+        """Terminates the agent of a host that has failed, or is no longer listed."""
         del self._deadlines_s[number]
         agent = self.agents.pop(number)
         agent.kill()
@@ -309,13 +314,18 @@ class HostPool:
         self._refuse(number, agent.failure if number in self._listed else "")
 
     def _refuse(self, number: int, why: str) -> None:
-        """Does not use a host until it was removed and added again."""
+        """Excludes a host until the script has stopped listing it and lists it again.
+
+        Args:
+            number: number of the host.
+            why: reason for a warning; "" for no warning.
+        """
         self._failed.add(number)
         name = self.hosts[number].name
         if why:
             complain(
                 *f"warning: {name} cannot be used: {why}".split("\n"),
-                "  The job goes on without it. It is tried again when the discovery "
+                "  The job continues without it. It is tried again when the discovery "
                 "script has stopped listing it, and lists it again",
             )
 
@@ -324,7 +334,7 @@ class HostPool:
             self._supervisor.close_remote(agent)
 
     def _end_unused_agents(self) -> None:
-        """Ends the agents of hosts that were removed, and have no processes left."""
+        """Terminates the agents of removed hosts on which no process is left."""
         unlisted = self.agents.keys() - self._listed.keys() - self._deadlines_s.keys()
         running = {self.slots.host_of(member) for member in self.running}
         unused = unlisted - running - self.slots.hosts
@@ -358,5 +368,5 @@ class HostPool:
 
 
 def _key(host: Host) -> str:
-    """Returns what identifies a host: all names of this one mean the same."""
+    """Returns a host's name as a key; "" for this machine, whichever name it has."""
     return "" if host.is_local else host.name

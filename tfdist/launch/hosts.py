@@ -1,7 +1,7 @@
-"""Assigns ranks to hosts: lists of hosts, hostfiles, places of ranks.
+"""Reads lists of hosts and hostfiles, and assigns ranks to the hosts.
 
-All functions are pure functions on text, except for `mark_local`, which looks up the
-addresses of this machine.
+`read_file` reads a file. `own_names` and `mark_local` look up the addresses of this
+machine. All other functions are pure.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Host:
     """One host of the job.
 
     Attributes:
-        name: the name that the user gave, perhaps with "user@"; passed to ssh.
+        name: the name that the user gave, with or without "user@"; passed to ssh.
         slots: maximum number of ranks on this host at the start.
-        is_local: whether it is this machine, where ranks are started without ssh.
+        is_local: whether the host is this machine, where ranks are started without ssh.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of one rank; `host` is an index into the hosts.
+    """A rank, its host (an index into the hosts), and its local and cross rank.
 
-    A rank of an elastic job learns its place in a later generation as a
+    In later generations of an elastic job, a rank gets its place as a
     `tfdist.core.rendezvous.renewal.Place`.
     """
 
@@ -73,11 +73,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one rank on a host.
+    """A slot: capacity for one rank on a host.
 
     Attributes:
         host: index of the host.
-        index: number of the slot on its host; the local rank if all slots are used.
+        index: number of the slot on the host. It is the local rank of the process in
+            this slot if all slots are used.
     """
 
     host: int
@@ -93,7 +94,7 @@ def _checked_slots(text: str, where: str) -> int:
 
 
 def _checked_name(text: str, where: str) -> str:
-    # The name must not be an option of ssh, or contain anything that a shell expands.
+    # ssh must not read the name as an option, and a shell must not expand it.
     if not _NAME.fullmatch(text):
         raise HostsError(f"{where}: {text!r} is not the name or address of a host")
     return text
@@ -233,11 +234,11 @@ def _is_local(address: str, own: set[str]) -> bool:
 
 
 def mark_local(found: Sequence[Host]) -> list[Host]:
-    """Marks the hosts that are this machine; its different names become one host.
+    """Marks this machine in a list of hosts; entries that all name it become one host.
 
-    These are "localhost", loopback addresses, this machine's own name and addresses,
-    and names that resolve only to these. A name with "user@" is always reached through
-    ssh.
+    The names of this machine are "localhost", loopback addresses, its own name and
+    addresses, and names that resolve only to these addresses. A name with "user@" is
+    always reached through ssh.
     """
     own = own_names()
     merged: dict[str, Host] = {}
@@ -251,7 +252,7 @@ def mark_local(found: Sequence[Host]) -> list[Host]:
 
 
 def nodes(count: int, size: int) -> list[Host]:
-    """Returns the hosts of --nnodes, of which this one is the first.
+    """Returns the hosts of --nnodes; this machine is the first.
 
     Args:
         count: number of hosts.
@@ -267,7 +268,7 @@ def nodes(count: int, size: int) -> list[Host]:
 
 
 def places(found: Sequence[Host], size: int) -> list[Place]:
-    """Assigns `size` ranks to the hosts: each host is filled before the next.
+    """Assigns `size` ranks to the hosts; each host is filled before the next is used.
 
     Returns:
         The places, in rank order.
@@ -286,14 +287,14 @@ def places(found: Sequence[Host], size: int) -> list[Place]:
         more = f", and {len(found) - 20} more" if len(found) > 20 else ""
         raise HostsError(
             f"-np {size}, but the hosts have {slots} slot{'s' if slots > 1 else ''} "
-            f"({listed}{more}); name more hosts, or give them more slots (host:N)"
+            f"({listed}{more}); add hosts, or give the hosts more slots (host:N)"
         )
     filled = [index for index, host in enumerate(found) for _ in range(host.slots)]
     return places_of(filled[:size])
 
 
 def slots_of(found: Sequence[Host], most: int) -> list[Slot]:
-    """Returns the slots of the hosts, in order, `most` on each host at most.
+    """Returns the slots of the hosts, in order, with at most `most` slots per host.
 
     Example:
         >>> from tfdist.launch.hosts import Host, slots_of

@@ -49,10 +49,10 @@ class Plan:
     Attributes:
         hosts: the hosts.
         places: places of the ranks with which the job starts.
-        max_size: largest number of ranks of the job.
-        slots: the slots of the ranks, then those where an elastic job may start further
-            processes, because it grows or a host was lost.
-        bound: processors of the slots of this host, by the number of the host.
+        max_size: largest number of ranks that the job can have.
+        slots: the slots of these ranks, followed by free slots. An elastic job uses a
+            free slot when it grows, or when a host was lost.
+        bound: CPU IDs of each slot of this machine, by its index in `hosts`.
         can_get_hosts: whether other hosts may be added while the job runs.
     """
 
@@ -64,12 +64,12 @@ class Plan:
     can_get_hosts: bool = False
 
     def on(self, host: int) -> list[Place]:
-        """Returns the ranks of one host."""
+        """Returns the places of the ranks on one host."""
         return [place for place in self.places if place.host == host]
 
     @property
     def used(self) -> list[int]:
-        """Hosts that have ranks, or may get some."""
+        """Hosts that have slots."""
         return sorted({slot.host for slot in self.slots})
 
     @property
@@ -79,22 +79,23 @@ class Plan:
 
     @property
     def local_hosts(self) -> list[int]:
-        """This machine, if it is one of the hosts."""
+        """Index of this machine in a list; empty if the job has no slots here."""
         return [host for host in self.used if self.hosts[host].is_local]
 
     @property
     def local(self) -> list[Place]:
-        """Ranks of this machine."""
+        """Places of the ranks on this machine."""
         return [p for p in self.places if self.hosts[p.host].is_local]
 
 
 def store_host(plan: Plan, environ: Mapping[str, str], reached: str = "") -> str:
-    """Returns an address for the store that all hosts of the job can reach.
+    """Returns the address for the store, which all hosts of the job can reach.
 
     Args:
         plan: assignment of ranks to hosts.
         environ: environment variables.
-        reached: an address that all other hosts have reached; "" if there is none.
+        reached: address at which all other hosts have reached this one; "" if there is
+            none.
 
     Raises:
         RendezvousError: there is no such address.
@@ -102,12 +103,13 @@ def store_host(plan: Plan, environ: Mapping[str, str], reached: str = "") -> str
     if not plan.remote and not plan.can_get_hosts:
         return "127.0.0.1"
     if choice := environ.get("TFDIST_ADDRESS"):
-        return own_address(choice)  # the agents report if it does not work
+        return own_address(choice)  # agents that cannot reach it report an error
     if reached:
         return reached
     names = [plan.hosts[host].address for host in plan.remote[:8]]
     ways = (route_to(name) for name in names)
-    # If only ssh knows a name, use the default route (to an address for documentation).
+    # If no name can be resolved except by ssh, use the default route: the route to an
+    # address that is reserved for documentation.
     found = next((own for own in ways if own), None) or route_to("192.0.2.1")
     if found is None and not plan.remote:
         return "127.0.0.1"
@@ -141,8 +143,8 @@ class _Streams:
     def own(cls) -> _Streams:
         out, err = _sink(sys.stdout), _sink(sys.stderr)
         screen = output.Screen(out)
-        # If both are the same file, concurrent writes would break lines; on a terminal,
-        # both share the bottom line.
+        # Two writers to the same file would break each other's lines. On a terminal,
+        # standard output and standard error also share the unfinished last line.
         shared = out.is_terminal and err.is_terminal
         if not shared and sys.stdout and sys.stderr:
             shared = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
@@ -167,7 +169,7 @@ def _merger(own: output.RankOutput, screen: output.Screen) -> output.StreamMerge
 
 
 class Job:
-    """Starts all ranks, watches them until they end, and cleans up.
+    """Starts all ranks, watches them until they exit, and cleans up.
 
     Args:
         options: options of the command line.
@@ -175,12 +177,13 @@ class Job:
         folder: folder of the log files.
         shm_bytes: shared memory of a link between two ranks of a host; 0 if they use
             TCP.
-        discovery: finds out how many ranks an elastic job may have; None: as many as
-            the plan has.
-        place: place of this host among those of --nnodes; None without.
+        discovery: lists the hosts and slots that an elastic job may use; None if they
+            are always those of the plan.
+        place: this host's place among the hosts of --nnodes; None without --nnodes.
 
     Raises:
-        RendezvousError: the hosts of --nnodes have no common secret.
+        RendezvousError: with --nnodes, TFDIST_SECRET_FILE is not set, or the file
+            cannot be used.
     """
 
     def __init__(
@@ -210,8 +213,8 @@ class Job:
         """Runs the job.
 
         Raises:
-            HostsFailedError: ranks cannot be started on a host; none was started.
-            NodesError: a host of --nnodes is missing, or has other options.
+            HostsFailedError: ranks cannot be started on a host; no rank was started.
+            NodesError: a host of --nnodes is missing, or has different options.
             RendezvousError: there is no address for the store.
             OSError: no process or descriptor is available.
         """
@@ -259,19 +262,19 @@ class Job:
             guard.dismiss()
             signals.close()
             if left:
-                complain(f"these processes could not be ended: {left}")
+                complain(f"these processes could not be killed: {left}")
 
     def _accept_nodes(self, signals: Signals) -> Nodes | int | None:
-        """Waits for the other hosts of --nnodes, or a signal."""
+        """Waits for the other hosts of --nnodes; returns them, a signal, or None."""
         if self.place is None:
             return None
-        checked_address(os.environ)  # before the others are awaited
+        checked_address(os.environ)  # before the wait for the other hosts
         limit_s = host_timeout_s(self.options)
         return accept_nodes(self.options, self.place, self._shared, signals, limit_s)
 
     @contextlib.contextmanager
     def _store(self, reached: str) -> Iterator[tuple[StoreThread, str]]:
-        """Runs the job's store; yields it, and the secret's place for this host."""
+        """Runs the job's store; yields the store, and the path of the secret file."""
         host = store_host(self.plan, os.environ, reached)
         fd, path = keep_in_memory(self.secret)
         try:
@@ -307,7 +310,7 @@ class Job:
         return ElasticJob(membership, store, self.receiver)
 
     def _discover(self, stack: contextlib.ExitStack) -> None:
-        """Begins to follow the discovery script, until the job ends."""
+        """Starts to run the discovery script, which is run until the job ends."""
         if self._discovery is not None and self.receiver is not None:
             stack.callback(self._discovery.close)
             self._discovery.start(self.receiver.discovered)
@@ -319,19 +322,19 @@ class Job:
 
         Args:
             place: the place.
-            size: number of ranks; default: that of the job at its start.
+            size: number of ranks; default: the number with which the job starts.
         """
         size = len(self.plan.places) if size is None else size
         told = mode.variables_of(place, size) if self.options.horovod else {}
         if self.options.min_size is not None:
             told[renewal.MEMBER] = str(place.rank)
-            # A job of one rank has two while it moves to another host.
+            # While its only rank moves to another host, a job has two ranks.
             least = 2 if self.plan.can_get_hosts else 1
             told[renewal.MAX_SIZE] = str(max(self.plan.max_size, least))
         return {**place.variables(size), **told}
 
     def output_of(self, rank: int, log: Any) -> output.RankOutput:
-        """Returns the output of a rank, which also goes to the file `log`."""
+        """Returns a `RankOutput`, which also writes a rank's output to `log`."""
         size = self.plan.max_size
         return output.RankOutput(rank, size, log, self.options.timestamps)
 

@@ -1,4 +1,4 @@
-"""Decides which processes belong to an elastic job, and which rank each of them has.
+"""Decides which processes belong to an elastic job, and assigns their ranks.
 
 The processes of a job are its *members*. They are numbered in the order in which they
 are started, and a number is never used again. A *generation* is a set of members that
@@ -6,7 +6,7 @@ are connected with each other, with ranks 0 to n - 1. When a generation ends for
 member, because a rank has failed or because other processes wait to join, the member
 sends a *request* for its place in the next generation. The first request opens a
 *round*. The round closes when every member of the generation has either sent its
-request or ended. Therefore no member can still run steps of a generation when the next
+request or exited. Therefore no member can still run steps of a generation when the next
 one is formed.
 
 A *newcomer* is a process that was started to replace a lost member, or because the job
@@ -16,22 +16,22 @@ and sends a request when it is ready.
 A member that gets SIGTERM wants to *leave*. The generation then ends after a step that
 all its members have committed (see `membership_handover`), and the member is dismissed
 when the round closes. If the whole job gets SIGTERM, or too few members would be left,
-the members form a last generation, in which they save and end: the job is *preempted*.
+the members form a last generation, in which they save and exit: the job is *preempted*.
 
-The slots of the job can change (`Membership.resize`). If it grows, newcomers are
+The slots of the job can change (`Membership.resize`). If the job grows, newcomers are
 started. If it shrinks, the members with the highest ranks leave in the same way as
-after SIGTERM, and newcomers that have no use any more are killed. Members on slots that
-were removed are *unwanted*: they leave before others, also if the size does not change,
-but only while enough members are left or ready. Newcomers are started in their places
-at once, on other slots.
+after SIGTERM, and newcomers that are no longer needed are killed. Members on removed
+slots are *unwanted*: they leave before other members, even if the size of the job does
+not change, but only while enough members are left or ready. Their replacements are
+started at once, on other slots.
 
 A member that is *slow* is replaced on request (`Membership.replace`). It leaves when a
-newcomer is ready to take its place. This may be a newcomer that was started because the
-job grows; another one is then started in its stead. If the job shrinks before, the slow
-member is the first that leaves, without a replacement.
+newcomer is ready to take its place. If that newcomer was started because the job grows,
+one more newcomer is started. If the job shrinks before a newcomer is ready, the slow
+member is the first to leave, and is not replaced.
 
-A host may be lost (`Membership.set_room`). Then the job has at most as many members as
-the remaining hosts have slots, except for members that already run.
+A host may be lost (`Membership.set_room`). The job then has at most as many members as
+the remaining hosts have slots, except for members that are already running.
 
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
@@ -48,46 +48,49 @@ from tfdist.launch.membership_decisions import Decisions
 class Membership(Decisions):
     """The members, ranks and generations of an elastic job.
 
-    The members 0 to size - 1 form generation 1, with their numbers as ranks. The caller
-    has started them. Each event is a method that returns actions, in the order in which
-    they must be carried out. Times are in seconds, on any clock that never goes back.
+    The members 0 to size - 1, which the caller has started, form generation 1, with
+    their numbers as ranks. Each event is a method that returns actions, in the order in
+    which they must be carried out. Times are in seconds, on any monotonic clock.
 
-    A process that is killed belongs to its generation until `ended` is called for it:
-    only then is it certain that it runs no more steps.
+    A killed process belongs to its generation until `ended` is called for it: only then
+    is it certain that the process runs no more steps.
 
     Args:
-        size: number of members at the start, and the largest size of a generation
-            until `resize` changes it. It falls by one when a member ends with exit code
-            0: such a member has finished, and is not replaced.
+        size: number of members at the start, and the largest size of a generation until
+            `resize` changes it. The largest size falls by one when a member exits with
+            code 0, unless the job is shrinking: such a member has finished, and is not
+            replaced.
         min_size: smallest size of a generation. If fewer members are left, the job
-            waits for replacements. If they cannot become enough, the job stops.
+            waits for replacements. If replacements cannot make them enough, the job
+            stops.
         max_restarts: largest number of replacements that are started for lost members
             and newcomers.
         max_size: largest size that `resize` may set. Default: `size`.
         spares: number of processes that are kept ready to take the place of a lost
-            member at once; `begin` starts them. Those that replace them count as
-            replacements.
+            member at once; `begin` starts them. A process that is started in place of a
+            used spare counts as a replacement.
         round_limit_s: seconds after the first request of a round at which members that
             have not sent a request are killed.
-        start_limit_s: seconds after its start at which a newcomer that is not ready is
-            killed, and seconds after a refusal at which a process that has not ended is
+        start_limit_s: time limit in seconds for a newcomer to become ready after its
+            start, and for a refused process to exit. A process that exceeds it is
             killed.
-        leave_limit_s: seconds from SIGTERM to the end of a member, and to the end of a
-            preempted job, after which members are killed. A slow member that is
-            replaced has `round_limit_s`.
-        replace_every_s: seconds between two replacements of slow members, at least.
+        leave_limit_s: time limit in seconds for a member to exit after it got SIGTERM,
+            or after the last generation of a preempted job was formed. A member that
+            exceeds it is killed. For a slow member, the limit is `round_limit_s`.
+        replace_every_s: minimum of seconds between two replacements of slow members.
 
     Attributes:
-        restarts: number of processes that were started in place of lost ones. Those for
-            members that have left or are slow, or because the job grows, do not count.
+        restarts: number of processes that were started in place of lost processes.
+            Processes that replace a member that left or is slow, or that were started
+            because the job grows, do not count.
         committed: largest number of committed steps in any request; -1 before the first
-            one.
-        program: program of the members, by their latest request; "" if it is not known.
-        finished: whether all members of the newest generation have ended with exit code
-            0.
-        start_failures: number of newcomers, in a row, that ended before they were
-            ready. From START_FAILURES on, no more are started.
-        stop_reason: reason of the `Stop` that was returned; "" if none was.
+            request.
+        program: `Request.program` of the members, from their latest request; "" if it
+            is not known.
+        finished: whether all members of the newest generation have exited with code 0.
+        start_failures: number of consecutive newcomers that exited before they were
+            ready. Once it reaches START_FAILURES, no more newcomers are started.
+        stop_reason: reason in the `Stop` that was returned; "" if none was returned.
         preempted: whether the last generation, in which the members save, was formed.
 
     Raises:
@@ -104,17 +107,18 @@ class Membership(Decisions):
     """
 
     def begin(self, now_s: float) -> list[Action]:
-        """Starts the spares, after the members have been started."""
+        """Starts the spares; call this after the members have been started."""
         return [self._start(now_s) for _ in range(self._spares)]
 
     def request(self, request: Request, now_s: float) -> list[Action]:
         """Handles the request of a member, or of a newcomer that is ready.
 
-        A further request for the same generation replaces the earlier one. A request is
-        ignored if its sender is unknown or has ended, since nobody waits for an answer;
-        if its sender was killed, since its process will end in any case; and if it is
-        for an earlier generation, since it has been answered. A request for a
-        generation in which its sender has no place is refused.
+        A second request for the same generation replaces the first. A request is
+        ignored if its sender is unknown or has exited, since nobody waits for an
+        answer; if its sender was killed, since that process will exit in any case; or
+        if it is for an earlier generation, since requests for that generation have been
+        answered. A request for a generation in which its sender has no place is
+        refused.
         """
         member = request.member
         if member not in self._live or member in self._killed | self.left:
@@ -128,11 +132,11 @@ class Membership(Decisions):
         return [*actions, *self._settle(now_s)]
 
     def ended(self, member: int, *, failed: bool, now_s: float) -> list[Action]:
-        """Handles the end of a process.
+        """Handles the exit of a process.
 
         Args:
             member: number of the member or newcomer.
-            failed: whether its exit code is not 0.
+            failed: whether the exit code is not 0.
             now_s: current time.
         """
         if member not in self._live:
@@ -146,14 +150,15 @@ class Membership(Decisions):
             return []
         actions: list[Action] = []
         if member in self.left:
-            pass  # it has handed over, and its exit code means nothing
+            pass  # it has left the job, so its exit code does not matter
         elif member in self._ranks:
             if failed:
                 self._failed.add(member)
                 self._losses += 1
             else:
                 self._is_ending = True
-                if len(self._members()) < self._target():  # else one less has to leave
+                # Otherwise the job is shrinking, and one fewer member has to leave.
+                if len(self._members()) < self._target():
                     self._size = self._target() - 1
             if any(other not in self._requests for other in self._members()):
                 actions.append(Fail(self._generation, member, self._ranks[member]))
@@ -169,23 +174,24 @@ class Membership(Decisions):
         """Handles a change of the slots that the job may use.
 
         The new size is the number of slots, but at least `min_size`, and at most
-        `max_size`. Nothing changes once a member has ended with exit code 0: the
-        training is at its end then.
+        `max_size`. Nothing changes once a member has exited with code 0, since training
+        is then at its end.
 
-        If places are added, the count of newcomers that ended before they were ready
-        begins again at 0.
+        If slots are added, or the slot of a further process is removed, the count of
+        newcomers that exited before they were ready is reset to 0.
 
         Args:
             room: number of slots.
             now_s: current time.
             unwanted: processes on slots that were removed. Newcomers among them are
-                killed, and members leave as soon as others are there.
+                killed; members among them leave once enough other members are ready.
         """
         is_ending = self._is_ending or self._is_preempting or self.preempted
         if self._is_over() or is_ending:
             return []
         size = min(max(room, self._min_size), self._max_size)
-        # Not more than there is: the slots of a lost host are gone.
+        # At least min_size, but not above the current room: a lost host's slots are
+        # gone.
         room = max(room, min(self._room, self._min_size))
         is_more = size > self._size or room > self._room
         if is_more or not self._unwanted.issuperset(unwanted):
@@ -198,14 +204,14 @@ class Membership(Decisions):
     ) -> list[Action]:
         """Handles a change of the number of processes that fit on the hosts.
 
-        Members that are already running may stay. More room has no effect once a member
-        has ended with exit code 0.
+        Members that are already running may stay. An increase has no effect once a
+        member has exited with code 0.
 
         Args:
-            room: number of processes, without the spares, that can run at one time.
+            room: number of processes, excluding spares, that can run at the same time.
             now_s: current time.
-            lost: processes on a host that was lost. They count as killed; `ended` has
-                to be called for each of them, too.
+            lost: processes on a host that was lost. They count as killed; `ended` must
+                also be called for each of them.
         """
         if room < self._room or not self._is_ending:
             self._room = room
@@ -215,7 +221,7 @@ class Membership(Decisions):
     def leave(self, member: int, now_s: float) -> list[Action]:
         """Handles a member's request to leave after a step, because it got SIGTERM.
 
-        The member repeats it in each generation until it is dismissed.
+        The member repeats this request in each generation until it is dismissed.
         """
         if self._is_over() or member not in self._members():
             return []
@@ -225,10 +231,10 @@ class Membership(Decisions):
     def replace(self, member: int, now_s: float) -> list[Action]:
         """Handles a member's request to be replaced because it is slow.
 
-        A newcomer is started, unless a spare is there. When one is ready, the member
-        leaves, so that the job does not go on with fewer members meanwhile. If the job
-        shrinks, the member leaves without a replacement. Nothing happens if there is a
-        `reason_to_keep` it.
+        A newcomer is started, unless there is a spare. The member leaves only when a
+        newcomer is ready, so that the job does not run with fewer members in the
+        meantime. If the job shrinks, the member leaves and is not replaced. Nothing
+        happens if `reason_to_keep` returns a reason.
         """
         if self.reason_to_keep(member, now_s):
             return []
@@ -245,7 +251,7 @@ class Membership(Decisions):
         return self._settle(now_s)
 
     def preempt(self, now_s: float) -> list[Action]:
-        """Handles SIGTERM to the whole job: the members save after a step, and end."""
+        """Handles SIGTERM to the whole job: the members save after a step, and exit."""
         self._is_preempting = True
         return self._settle(now_s)
 
@@ -253,9 +259,9 @@ class Membership(Decisions):
         """Handles a process that cannot answer, for example because of SIGSTOP.
 
         While a round is open, the process is killed, even if it has sent its request,
-        since it would not connect to the others. While no round is open, nothing
-        happens, since the process may continue. Therefore this has to be called again,
-        for example every second, as long as the process is stopped.
+        since it would not connect to the other members. While no round is open, nothing
+        happens, since the process may continue. Therefore call this repeatedly, for
+        example every second, as long as the process is stopped.
         """
         if member not in self._live or not self._is_open():
             return []

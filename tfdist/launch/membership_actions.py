@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-START_FAILURES = 3  # newcomers in a row that end before they are ready: no more start
+# No newcomers are started after this many, in a row, exited before they were ready.
+START_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,9 @@ class Request:
             newcomer that is ready to join.
         committed: number of steps that the sender has committed; -1 if the sender was
             started as a newcomer and has not received the state of the training yet.
-        failed: ranks of this generation that the sender knows to have failed.
+        failed: ranks of that generation that the sender knows to have failed.
         program: hash of everything that must be equal on all members, such as versions
-            and the model; "" if it is not known.
+            and the model; "" if the hash is not known.
     """
 
     member: int
@@ -31,14 +32,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a newcomer under this number."""
+    """Start a newcomer with this member number."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill the process with SIGKILL; it may have ended already."""
+    """Kill the process with SIGKILL; it may have exited already."""
 
     member: int
     reason: str
@@ -53,7 +54,7 @@ class Answer:
         generation: number of the new generation.
         rank: rank of the member in this generation, 0 to size - 1.
         size: number of ranks of this generation.
-        is_last: whether it runs no steps: its members save, and end.
+        is_last: whether the new generation runs no steps: its members save, and exit.
     """
 
     member: int
@@ -65,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer the member's request with an error; the member has to end."""
+    """Answer the member's request with an error; the member has to exit."""
 
     member: int
     reason: str
@@ -73,7 +74,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """Answer the member's request: it has left the job, and may end."""
+    """Answer the member's request: the member has left the job, and may exit."""
 
     member: int
 
@@ -82,7 +83,7 @@ class Dismiss:
 class AskStep:
     """Ask the members of this generation how many steps they have committed.
 
-    From then on, each of them waits at its next commit for `EndAt`.
+    From then on, each of these members waits at its next commit for `EndAt`.
     """
 
     generation: int
@@ -90,11 +91,11 @@ class AskStep:
 
 @dataclass(frozen=True)
 class EndAt:
-    """Notify the members of a generation of its end.
+    """Tell the members of a generation after which step the generation ends.
 
     Attributes:
         generation: number of the generation.
-        committed: number of commits from which on a member requests its next place.
+        committed: number of commits at which a member requests its next place.
     """
 
     generation: int
@@ -110,14 +111,14 @@ class Announce:
 
 @dataclass(frozen=True)
 class Fail:
-    """Notify the members of a generation that one of them has ended.
+    """Notify the members of a generation that one of them has exited.
 
-    A member that is still connecting must not wait for it.
+    A member that is still connecting must not wait for the one that has exited.
 
     Attributes:
         generation: number of the generation.
-        member: number of the member that has ended.
-        rank: rank of this member in the generation.
+        member: number of the member that has exited.
+        rank: rank of that member in the generation.
     """
 
     generation: int
@@ -127,7 +128,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Stop:
-    """End all processes, since the job cannot continue."""
+    """Terminate all processes, since the job cannot continue."""
 
     reason: str
 

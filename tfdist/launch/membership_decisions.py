@@ -28,7 +28,7 @@ class Decisions(MembershipState):
     """The decisions of a `Membership` after each event."""
 
     def _accept(self, request: Request, now_s: float) -> None:
-        """Keeps a request; sets a time limit for members that it names as failed."""
+        """Stores a request; sets deadlines for members that it reports as failed."""
         member = request.member
         self._requests[member] = request
         self._deadlines_s.pop(member, None)
@@ -57,7 +57,7 @@ class Decisions(MembershipState):
         return [Refuse(member, reason)]
 
     def _settle(self, now_s: float) -> list[Action]:
-        """Returns the actions that follow from the state after an event."""
+        """Updates the state after an event; returns the actions that follow."""
         if self._is_over():
             return []
         if not self._members():
@@ -82,7 +82,7 @@ class Decisions(MembershipState):
         return actions
 
     def _kill_surplus(self) -> list[Action]:
-        """Kills newcomers that the job has no use for any more."""
+        """Kills newcomers that are no longer needed, or are on removed slots."""
         actions: list[Action] = []
         for member in self._surplus_newcomers():
             self._surplus.add(member)
@@ -103,15 +103,15 @@ class Decisions(MembershipState):
             self._slow = None
 
     def _keep_needed_members(self) -> None:
-        """Keeps slow members if the job would end without them."""
+        """Lets slow members stay if the job would end without them."""
         if self._handovers.slow and self._must_end():
             self._handovers.keep_slow()
 
     def _end_generation(self) -> list[Action]:
         """Ends the running generation if members leave, or newcomers are ready.
 
-        Members that were asked for their steps wait to learn the last one, so they are
-        sent it even if no member leaves any more.
+        Members that were asked for their number of commits wait to be told the last
+        step. They are told even if no member leaves any more.
         """
         if self.preempted:
             return []
@@ -125,7 +125,7 @@ class Decisions(MembershipState):
         return []
 
     def _start(self, now_s: float) -> Start:
-        """Starts the next newcomer."""
+        """Registers the next newcomer; returns the action that starts it."""
         member = self._next_member
         self._live.add(member)
         self._unready.add(member)
@@ -134,7 +134,7 @@ class Decisions(MembershipState):
         return Start(member)
 
     def _end(self, now_s: float) -> list[Action]:
-        """Ends the job after the last member of the newest generation has ended."""
+        """Ends the job after the last member of the newest generation has exited."""
         if self.preempted:
             self._is_saved = True
             return []
@@ -158,7 +158,7 @@ class Decisions(MembershipState):
         for newcomer in self._ready():
             if reason := self._other_program(self._requests[newcomer]):
                 actions += self._refuse(newcomer, reason, now_s)
-        # Somebody may have been lost, and a refused newcomer takes nobody's place.
+        # A member may have been lost, or the newcomer for a slow member refused.
         self._keep_needed_members()
         committed = max(self._requests[one].committed for one in self._members())
         if committed < 0:
@@ -190,13 +190,14 @@ class Decisions(MembershipState):
     def _dismiss(self, committed: int, now_s: float) -> list[Action]:
         """Dismisses the members that leave, unless only they have the newest state.
 
-        Then they take part in one more generation, and give their state to the others.
+        If only they have it, they take part in one more generation, in which the other
+        members receive their state.
         """
         leaving = self._leaving()
         staying = [m for m in self._members() if m not in leaving]
         if max(self._requests[member].committed for member in staying) < committed:
             return []
-        if not self._max_restarts:  # also those that got SIGTERM are not replaced
+        if not self._max_restarts:  # members that leave on request are not replaced
             self._losses += len(self._asked_to_leave())
         for member in leaving:
             del self._requests[member]
@@ -215,7 +216,7 @@ class Decisions(MembershipState):
         return [*actions, *self._form(members, [])]
 
     def _form(self, members: Sequence[int], newcomers: Sequence[int]) -> list[Action]:
-        """Forms the next generation; further spares keep waiting."""
+        """Forms the next generation; other ready newcomers (spares) keep waiting."""
         old = {member: self._ranks[member] for member in members}
         self._ranks = assign_ranks(old, newcomers)
         self._generation += 1

@@ -1,9 +1,10 @@
 """Lets members of an elastic job leave without losing a step.
 
-A *handover* loses no step. The members of the generation report how many steps they
-have committed, and wait at their next commit for the step after which the generation
-ends on all of them. It is one more than the largest report: no member can have passed
-it. There, all members request their places, and those that leave are dismissed.
+In a *handover*, the members of the generation report how many steps they have
+committed. At its next commit, each member waits to be told after which step the
+generation ends. This step is one more than the largest reported number, which no member
+can have passed. After it, all members request their places, and those that leave are
+dismissed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ class Handovers:
     """The members that leave, and the end of the generation that they leave.
 
     Args:
-        limit_s: seconds from SIGTERM to a member's end, after which it is killed.
+        limit_s: seconds after SIGTERM at which a member that has not exited is killed.
 
     Attributes:
-        deadlines_s: when each member that got SIGTERM, is replaced because it is slow,
-            or was dismissed, has to have ended.
-        limits_s: how long each of them has had until then.
+        deadlines_s: member → time by which it must have exited. The members are those
+            that got SIGTERM, are replaced because they are slow, or were dismissed.
+        limits_s: member → seconds from the start of its time limit to the deadline.
         slow: members that leave because they are slow, and not after SIGTERM.
-        dismissed: members that have left; their processes may not have ended yet.
+        dismissed: members that have left; their processes may still be running.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -33,12 +34,12 @@ class Handovers:
         self.limits_s: dict[int, float] = {}
         self.slow: set[int] = set()
         self.dismissed: set[int] = set()
-        self._asked_generation = 0  # the last one whose members were asked
-        self._ended_generation = 0  # the last one that was given its last step
-        self._steps: dict[int, int] = {}  # commits of the members that have reported
+        self._asked_generation = 0  # the last generation whose members were asked
+        self._ended_generation = 0  # the last generation that was told its last step
+        self._steps: dict[int, int] = {}  # member → reported number of commits
 
     def leave(self, member: int, now_s: float) -> None:
-        """Notes that a member got SIGTERM; the first call for it counts."""
+        """Sets the deadline of a member that got SIGTERM, at the first call for it."""
         if member not in self.deadlines_s or member in self.slow:
             self.slow.discard(member)
             self._set_limit(member, now_s, self._limit_s)
@@ -49,7 +50,7 @@ class Handovers:
         Args:
             member: number of the member.
             now_s: current time.
-            limit_s: seconds after which it is killed.
+            limit_s: seconds from now at which the member is killed.
         """
         if member not in self.deadlines_s:
             self.slow.add(member)
@@ -66,26 +67,29 @@ class Handovers:
         self.deadlines_s[member] = now_s + limit_s
 
     def dismiss(self, member: int, now_s: float) -> None:
-        """Notes that a member has left its generation, and has to end."""
+        """Records that a member has left the job, and has to exit."""
         self.dismissed.add(member)
         self.slow.discard(member)
         if member not in self.deadlines_s:
             self._set_limit(member, now_s, self._limit_s)
 
     def report(self, member: int, committed: int) -> None:
-        """Notes how many steps a member of the newest generation has committed."""
+        """Records how many steps a member of the newest generation has committed."""
         self._steps[member] = committed
 
     def has_asked(self, generation: int) -> bool:
-        """Returns whether the members of a generation were asked for their steps."""
+        """Returns whether members of a generation were asked for their commits."""
         return self._asked_generation == generation
 
     def end_generation(self, generation: int, members: Collection[int]) -> list[Action]:
-        """Returns the actions that end the running generation at one step.
+        """Returns the actions that end the running generation after the same step.
+
+        The first call for a generation asks its members for their numbers of commits.
+        Once all of them have reported, the next call returns an `EndAt`.
 
         Args:
             generation: number of the generation.
-            members: its live members.
+            members: live members of the generation.
         """
         actions: list[Action] = []
         if self._asked_generation < generation:

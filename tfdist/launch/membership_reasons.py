@@ -1,4 +1,4 @@
-"""Texts that explain why an elastic job refuses a process, or stops."""
+"""Messages that explain why an elastic job refuses a process, or stops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def other_program() -> str:
 
 
 def surplus(size: int) -> str:
-    """Describes a newcomer for which there is no place any more."""
+    """Describes a newcomer that is no longer needed."""
     noun = "rank" if size == 1 else "ranks"
     return f"it is no longer needed, since the job can only have {size} {noun} now"
 
@@ -47,10 +47,10 @@ def all_failed(generation: int, failed_ranks: Sequence[int]) -> str:
 
 
 def failed_at_end(generation: int, failed_ranks: Sequence[int]) -> str:
-    """Describes members that failed while the others ended with exit code 0."""
+    """Describes members that failed while the other members exited with code 0."""
     return (
         f"{numbers(list(failed_ranks))} of generation {generation} failed, and the "
-        "other ranks have finished: a rank cannot be replaced after the end of the "
+        "other ranks have finished: a rank cannot be replaced after the end of "
         f"training (of fit, or of the loop). {_FIND}"
     ).rstrip()
 
@@ -77,7 +77,8 @@ def no_start(max_restarts: int, start_failures: int) -> str:
 
     Args:
         max_restarts: limit for the number of replacements.
-        start_failures: number of replacements in a row that ended before they joined.
+        start_failures: number of consecutive newcomers that exited before they were
+            ready to join.
     """
     if start_failures >= START_FAILURES:
         return f"{start_failures} replacements in a row ended before they joined"
@@ -97,12 +98,14 @@ def too_few(
     """Describes a job that cannot reach min_size any more.
 
     Args:
-        left: number of members and of newcomers that are ready.
+        left: number of members and ready newcomers together.
         min_size: smallest size of a generation.
-        have_others_finished: whether the others have ended with exit code 0.
+        have_others_finished: whether so many members have exited with code 0 that fewer
+            than `min_size` are left.
         room: number of ranks that can run on the remaining hosts.
         max_restarts: limit for the number of replacements.
-        start_failures: number of replacements in a row that ended before they joined.
+        start_failures: number of consecutive newcomers that exited before they were
+            ready to join.
     """
     advice = ""
     cause = no_start(max_restarts, start_failures)

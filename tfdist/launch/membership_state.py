@@ -1,4 +1,4 @@
-"""State of the members of an elastic job, and what `membership` derives from it."""
+"""State of an elastic job's members, and quantities that are derived from it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from tfdist.launch.membership_handover import Handovers
 
 ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
 START_LIMIT_S = 600.0  # for a newcomer to become ready
-NAMED_LIMIT_S = 5.0  # for a member that another one reports as failed, to ask or end
-LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and end
-REPLACE_EVERY_S = 600.0  # between two replacements of members that are slow
-MOST_ROUNDS = 3  # rounds after a failure, in a row, without a newly committed step
+# For a member that another member reports as failed, to send its request or exit.
+NAMED_LIMIT_S = 5.0
+LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and exit
+REPLACE_EVERY_S = 600.0  # between two replacements of slow members
+MOST_ROUNDS = 3  # consecutive rounds after a failure without a newly committed step
 
 
 def assign_ranks(old: Mapping[int, int], newcomers: Sequence[int]) -> dict[int, int]:
     """Assigns the ranks of a generation; as many members as possible keep their rank.
 
-    A member keeps its rank if it is below the new number of ranks. The free ranks go to
-    the members whose rank is too high, in the order of their old ranks, and then to the
-    newcomers. Rank 0, which writes files and prints, is never a newcomer if a member is
-    left: the one with the lowest rank takes it.
+    A member keeps a rank that is below the new number of ranks. The free ranks go first
+    to the members whose rank is too high, in the order of their old ranks, and then to
+    the newcomers. A newcomer does not become rank 0, which writes files and prints, if
+    a member continues. If rank 0 is free and no member's rank is too high, the member
+    with the lowest rank becomes rank 0.
 
     Args:
         old: old rank of each member that continues.
@@ -51,7 +53,7 @@ def assign_ranks(old: Mapping[int, int], newcomers: Sequence[int]) -> dict[int, 
 
 
 class MembershipState:
-    """State of a `Membership`, which describes the arguments and attributes."""
+    """State of a `Membership`; see there for the arguments and attributes."""
 
     def __init__(
         self,
@@ -101,24 +103,25 @@ class MembershipState:
             set()
         )  # newcomers that were killed as no longer needed
         self._losses = 0  # processes that were lost, and have not been replaced
-        self._refused: dict[int, str] = {}  # with the reason
-        # Requests that are not answered yet, in the order of their arrival.
+        self._refused: dict[int, str] = {}  # process → reason
+        # Requests that are not answered yet, in the order of arrival.
         self._requests: dict[int, Request] = {}
         self._opened_s: float | None = None  # None: no round is open
         self._unready: set[int] = set()  # live newcomers that have not become ready
-        # When a newcomer has to be ready, a member that was named as failed has to have
-        # asked, and a refused process has to have ended.
+        # Time by which a newcomer must be ready, a member that was reported as failed
+        # must have sent its request, or a refused process must have exited.
         self._deadlines_s: dict[int, float] = {}
-        self._announced = 0  # the last generation that was notified of newcomers
+        self._announced = 0  # the last generation that was told of newcomers
         self._handovers = Handovers(leave_limit_s)
         self._slow: int | None = None  # member that leaves when a newcomer is ready
-        self._slow_since_s: float | None = None  # when the last one was to be replaced
+        self._slow_since_s: float | None = None  # when the last `replace` was accepted
         self._is_preempting = False  # the whole job got SIGTERM
         self.preempted = False
         self._is_saved = False  # all members of a preempted job have ended
         self.restarts = 0
-        # A newcomer's number is larger than any rank that its program is shown. While
-        # it prepares, it is never rank 0: a job of one rank shows it two.
+        # A newcomer's number is larger than any rank that its program may see. While it
+        # prepares, the program never sees itself as rank 0; in a job of one rank, it
+        # sees a size of 2.
         self._next_member = max(max_size, 2)
         self.start_failures = 0
         self.program = ""
@@ -140,7 +143,7 @@ class MembershipState:
 
     @property
     def size(self) -> int:
-        """Number of ranks that the job is meant to have, without the finished ones."""
+        """Number of ranks that the job should have, excluding finished members."""
         return self._size
 
     @property
@@ -174,9 +177,10 @@ class MembershipState:
     def _leaving(self) -> list[int]:
         """Returns the members that leave: on request, and because the slots changed.
 
-        Members on removed slots leave first, whatever the size of the job, as far as
-        `min_size` members are left. If the job shrinks, they are followed by a slow
-        member that waits for its replacement, then by those with the highest ranks.
+        Members on removed slots leave first, whatever the size of the job, while at
+        least `min_size` members or ready newcomers are left. If the job shrinks, a slow
+        member that waits for its replacement leaves next, and then the members with the
+        highest ranks.
         """
         asked = self._asked_to_leave()
         staying = [
@@ -196,18 +200,18 @@ class MembershipState:
     def _fewest_staying(self) -> int:
         """Returns the smallest number of members that may stay.
 
-        Newcomers that are ready count as members, if there is room for all of them to
-        join. One member has to give them its state.
+        Ready newcomers count as members if `_target` is at least `min_size`. At least
+        one member stays, to send its state to the newcomers.
         """
         is_joined = self._min_size <= self._target()
         return max(1, self._min_size - (len(self._ready()) if is_joined else 0))
 
     def _is_going(self, member: int | None) -> bool:
-        """Returns whether a member leaves, or will leave when others have joined."""
+        """Returns whether a member leaves, or will leave once newcomers have joined."""
         return member in self._unwanted or member in self._leaving()
 
     def _ready(self) -> list[int]:
-        """Returns the newcomers that can join, in the order of their readiness."""
+        """Returns the newcomers that can join, in the order in which they got ready."""
         return [
             member
             for member in self._requests
@@ -250,20 +254,21 @@ class MembershipState:
         )
 
     def _openings(self, members: Collection[int]) -> int:
-        """Returns how many newcomers can join these members.
+        """Returns the number of newcomers that can join the given members.
 
-        One joins beside the last member on a removed slot, to take over its state.
+        If the only member is on a removed slot, at least one newcomer can join, to take
+        over the member's state.
         """
         is_last = len(members) == 1 and self._unwanted.issuperset(members)
         return max(self._target() - len(members), int(is_last))
 
     def _wanted_spares(self) -> int:
-        """Returns the number of newcomers that are kept for places not yet vacant."""
+        """Returns the number of newcomers to keep beyond those for vacant places."""
         waits = self._slow in self._members() and not self._is_going(self._slow)
         return max(self._spares, waits and self._max_restarts > 0)
 
     def _surplus_newcomers(self) -> list[int]:
-        """Returns the newcomers for which there is no place any more."""
+        """Returns the newcomers that are no longer needed, or are on removed slots."""
         if self._is_preempting or self.preempted:
             return []
         useful = self._vacancies() + self._wanted_spares()
@@ -272,17 +277,18 @@ class MembershipState:
         return [*sorted(misplaced), *[*self._ready(), *self._preparing()][useful:]]
 
     def _wanted_processes(self) -> int:
-        """Returns the number of processes that the job is meant to have."""
-        # If too many members have finished, no replacement makes them enough again.
+        """Returns the number of processes that the job should have."""
+        # If so many members have finished that fewer than min_size are left,
+        # replacements cannot change that.
         is_over = self._is_preempting or self.preempted or self._size < self._min_size
         return 0 if is_over else self._target() + self._wanted_spares()
 
     def _needs_process(self) -> bool:
-        """Returns whether there are too few processes on the slots of the job."""
+        """Returns whether too few processes are running on slots that remain."""
         return len(self._live - self._unwanted) < self._wanted_processes()
 
     def _missing(self) -> int:
-        """Returns the number of processes that are missing when members have left."""
+        """Returns the number of processes that are missing once members have left."""
         gone = self.left | self._surplus | self._unwanted | set(self._leaving())
         return max(0, self._wanted_processes() - len(self._live - gone))
 
@@ -291,7 +297,7 @@ class MembershipState:
         return self._starts_left() > 0 and self.start_failures < START_FAILURES
 
     def reason_to_keep(self, member: int, now_s: float) -> str:
-        """Returns why a member that is slow is not replaced; "" if it can be.
+        """Returns why a slow member is not replaced; "" if it can be replaced.
 
         Args:
             member: number of the member.
@@ -314,16 +320,16 @@ class MembershipState:
         return ""
 
     def _may_replace(self) -> bool:
-        """Returns whether a newcomer can take the place of a member that is slow."""
+        """Returns whether there is, or may be, a newcomer to replace a slow member."""
         if self._max_restarts > 0 and self.start_failures < START_FAILURES:
             return True
         return len([*self._ready(), *self._preparing()]) > self._vacancies()
 
     def _free_starts(self) -> int:
-        """Returns the number of missing processes that replace no lost one.
+        """Returns the number of missing processes that do not count as restarts.
 
-        They join because the job grows, or take the place of a member that leaves. With
-        max_restarts=0, members that leave are not replaced.
+        They are started because the job grows, or to replace a member that leaves. With
+        max_restarts=0, members that leave on request are not replaced.
         """
         not_replaced = 0 if self._max_restarts else len(self._asked_to_leave())
         return max(0, self._missing() - self._losses - not_replaced)
@@ -335,7 +341,7 @@ class MembershipState:
     def _largest_size(self) -> int:
         """Returns the largest size that the next generation can reach by waiting.
 
-        Members that want to leave are not part of it, but may be replaced.
+        Members that leave do not count, but their replacements may.
         """
         preparing, leaving = len(self._preparing()), len(self._leaving())
         starts = self._starts_left()
@@ -346,7 +352,7 @@ class MembershipState:
         return min(self._target(), there + starts)
 
     def _must_end(self) -> bool:
-        """Returns whether the members save and end, instead of going on."""
+        """Returns whether the members save and exit, and form no further generation."""
         if self._is_preempting or self.preempted:
             return True
         leaving = len(self._leaving())
@@ -363,14 +369,14 @@ class MembershipState:
         return self._other_program(request) if place == 0 else ""
 
     def _other_program(self, request: Request) -> str:
-        """Returns the reason to refuse a newcomer; "" if a program is not known."""
+        """Returns why a newcomer's program is refused; "" if equal, or not known."""
         expected, got = self.program, request.program
         if not expected or not got or expected == got:
             return ""
         return reasons.other_program()
 
     def _lateness(self, member: int) -> str:
-        """Returns why a process that has exceeded its time limit is killed."""
+        """Returns the reason to kill a process that has exceeded its time limit."""
         if member in self._refused:
             return f"it has not ended {self._start_limit_s:g} s after a refusal"
         if member in self._ranks:

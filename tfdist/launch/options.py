@@ -50,7 +50,7 @@ them; for other environment variables, use -x. With --nnodes, you or a batch sys
 start tfdistrun on every host, without ssh. See docs/hosts.md and
 docs/hosts-without-ssh.md."""
 _HOST_TIMEOUT_S = 30.0
-_NODES_TIMEOUT_S = 300.0  # a batch system may start them at different times
+_NODES_TIMEOUT_S = 300.0  # a batch system may start the hosts at different times
 DEFAULT_RESTARTS = 10
 _FOREIGN = {
     ("-genv", "-env"): "to set a variable for all ranks, use -x NAME=VALUE",
@@ -60,13 +60,13 @@ _FOREIGN = {
     (
         *("--master_addr", "--master-addr", "--master_port", "--master-port"),
         *("--rdzv-endpoint", "--rdzv_endpoint"),
-    ): "an address of the first host, and a port, are --rdzv HOST:PORT",
-    ("--rdzv-backend", "--rdzv_backend", "--rdzv-id", "--rdzv_id"): "leave it out",
+    ): "give an address of the first host, and a port, with --rdzv HOST:PORT",
+    ("--rdzv-backend", "--rdzv_backend", "--rdzv-id", "--rdzv_id"): "omit it",
     ("--oversubscribe", "--allow-run-as-root", "--map-by"): (
         "this is an option of Open MPI's mpirun, which tfdistrun does not need"
     ),
     ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (
-        "give ssh its options with --ssh-command 'ssh -p PORT -i FILE', or in "
+        "set options of ssh with --ssh-command 'ssh -p PORT -i FILE', or in "
         "~/.ssh/config"
     ),
     ("--network-interface", "--network-interfaces"): (
@@ -79,20 +79,20 @@ _FOREIGN = {
         "--max-restarts N"
     ),
     ("--elastic-timeout",): (
-        "leave it out; an elastic job waits for replacements as long as they start"
+        "omit it; an elastic job waits for replacements as long as any are starting"
     ),
     ("--slots-per-host",): (
-        "leave it out; the discovery script prints the slots of each host: host1:4"
+        "omit it; the discovery script prints the slots of each host: host1:4"
     ),
     ("--blacklist-cooldown-range",): (
-        "leave it out; an elastic job uses a lost host again when the discovery script "
-        "has stopped listing it, and lists it again"
+        "omit it; an elastic job uses a lost host again when the discovery script has "
+        "stopped listing it, and lists it again"
     ),
 }
 
 
 class _Foreign(argparse.Action):
-    """An option of another launcher; its error names what to use instead."""
+    """An option of another launcher; the parser's error says what to use instead."""
 
     def __call__(
         self,
@@ -122,7 +122,7 @@ def _number_of_processes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Returns a number of seconds, up to an hour, from the text of an option."""
+    """Returns the number of seconds, from 0 to 3600, in the text of an option."""
     try:
         value = float(text)
     except ValueError:
@@ -160,7 +160,7 @@ def _command(text: str) -> list[str]:
 
 
 def chosen_hosts(options: argparse.Namespace) -> list[Host]:
-    """Returns the hosts of -H or --hostfile; an empty list: all ranks run on this host.
+    """Returns the hosts of -H or --hostfile; an empty list without these options.
 
     Raises:
         HostsError: the hosts are malformed, or both options are given.
@@ -173,12 +173,12 @@ def chosen_hosts(options: argparse.Namespace) -> list[Host]:
 
 
 def ssh_command(options: argparse.Namespace) -> list[str]:
-    """Returns --ssh-command, or the default, for running a line on another host."""
+    """Returns the command that runs a shell line on another host: --ssh-command."""
     return options.ssh_command or _command(SSH_COMMAND)
 
 
 def host_timeout_s(options: argparse.Namespace) -> float:
-    """Returns the seconds for all hosts to be ready: --host-timeout-s or default."""
+    """Returns the seconds within which all hosts must be ready (--host-timeout-s)."""
     given = options.host_timeout_s
     default_s = _HOST_TIMEOUT_S if options.nodes is None else _NODES_TIMEOUT_S
     return default_s if given is None else float(given)
@@ -233,7 +233,7 @@ def _growth_error(options: argparse.Namespace) -> str | None:
         if options.hosts is not None or options.hostfile is not None:
             return (
                 "--host-discovery-script lists the hosts and their slots, which -H and "
-                "--hostfile would set too: leave these out"
+                "--hostfile would set too: omit these"
             )
     elif options.max_size is not None and options.max_size > options.size:
         return (
@@ -250,11 +250,11 @@ def _growth_error(options: argparse.Namespace) -> str | None:
 
 
 def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Returns the seconds that ranks have after a signal that ends the job.
+    """Returns the seconds from a signal that ends the job until the ranks are killed.
 
     Args:
         options: options of the command line.
-        environ: variables, with a valid TFDIST_SIGNAL_GRACE_S if it is set.
+        environ: environment variables; TFDIST_SIGNAL_GRACE_S, if set, must be valid.
 
     Example:
         >>> from argparse import Namespace

@@ -9,7 +9,7 @@ from tfdist.core.term_signal import EXIT_CODE
 from tfdist.launch import failure_summary
 from tfdist.launch.failure_summary import RankEnd
 
-_PREEMPTED = (0, -signal.SIGTERM, EXIT_CODE)  # of a rank that has saved
+_PREEMPTED = (0, -signal.SIGTERM, EXIT_CODE)  # exit codes of a rank that has saved
 
 
 @dataclass
@@ -17,14 +17,14 @@ class Outcome:
     """How the job ended.
 
     Attributes:
-        ends: one entry per rank, in the order of their ends. Of an elastic job,
-            without the ranks that have left the job, or were lost before the last
-            generation was formed.
-        is_preempted: whether an elastic job ended before its last step, so that its
-            ranks could save their state and the job can be started again.
-        signal: the first signal that this process received; None for none.
-        joined: whether a rank has called `tfdist.init()`.
-        memory_bytes: peak memory of a rank's process.
+        ends: one entry per rank, in the order in which the ranks exited. For an elastic
+            job, excludes ranks that left the job, and ranks that were lost before the
+            last generation was formed.
+        is_preempted: whether an elastic job was preempted: its ranks could save their
+            state and exited before the last step.
+        signal: first signal to end the job that this process received; None if none.
+        joined: whether at least one rank has called `tfdist.init()`.
+        memory_bytes: largest peak memory of a process of the job.
     """
 
     ends: list[RankEnd] = field(default_factory=list)
@@ -35,14 +35,14 @@ class Outcome:
 
     @property
     def unexpected_ends(self) -> list[RankEnd]:
-        """The ends, without those of ranks that have saved before a preemption."""
+        """The entries of `ends`, without ranks that saved because of a preemption."""
         if not self.is_preempted:
             return self.ends
         return [end for end in self.ends if end.code not in _PREEMPTED]
 
     @property
     def first_failure(self) -> RankEnd | None:
-        """The rank that failed first, other than by the signal; None if none did."""
+        """The rank that failed first, except by the signal; None if no rank failed."""
         first = failure_summary.first_failure(self.unexpected_ends)
         if first is not None and self.signal is not None:
             forwarded = (0, -self.signal, 128 + self.signal)

@@ -1,9 +1,9 @@
 """Merges the output of the ranks into one readable stream.
 
-Each line starts with the rank's name. A line that a rank rewrites with carriage returns
-(a progress bar) is shown in its current state if the output goes to a terminal, and
-once, in its last state, if it goes to a file. The output of a single rank is passed on
-unchanged, unless it needs timestamps.
+Each line starts with the rank's name. A rank may rewrite a line with carriage returns
+(a progress bar). On a terminal, such a line is updated in place; to a file, only its
+final state is written. The output of a job with one rank is passed on unchanged, unless
+it needs timestamps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def visible(line: bytes) -> bytes:
 def last_state(line: bytes) -> bytes:
     """Returns the current state of a line that is rewritten by carriage returns.
 
-    Carriage returns at the end of the line are kept: only the following text shows
+    Carriage returns at the end of the line are kept: only the text that follows shows
     whether the line is rewritten.
     """
     return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r\b"))) + 1 :]
@@ -55,10 +55,12 @@ class Sink:
     """Destination of merged lines: one of this process's own streams.
 
     A thread writes the lines, so a paused reader (`| less`, Ctrl-S) does not block
-    anything else. Writing while the sink is `full` uses more and more memory.
+    anything else. Data is queued without a limit unless the caller stops when the sink
+    is `full`, or sets `drops`.
 
     Args:
-        fd: descriptor of standard output or error; None: closed, output is dropped.
+        fd: descriptor of standard output or error; None if it is closed: all output is
+            then dropped.
         is_terminal: whether the descriptor is a terminal.
     """
 
@@ -97,7 +99,7 @@ class Sink:
         return not self._waiting or self.error is not None
 
     def flush(self, limit_s: float) -> None:
-        """Waits until the sink is empty, for `limit_s` at most."""
+        """Waits until the sink is empty, for at most `limit_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.empty, limit_s)
 
@@ -109,7 +111,7 @@ class Sink:
                 data = bytes(self._waiting[:_WRITE_BYTES])
             try:
                 written = os.write(fd, data)
-            except BlockingIOError:  # whoever created the pipe set it to non-blocking
+            except BlockingIOError:  # the pipe's creator made it non-blocking
                 select.select([], [fd], [], _TRY_AGAIN_S)
                 continue
             except OSError as error:
@@ -124,7 +126,7 @@ class Sink:
 
 @dataclass
 class Screen:
-    """A terminal's last line, which is not finished yet."""
+    """A sink with an unfinished last line, which can be rewritten on a terminal."""
 
     sink: Sink
     open_line: bytes = b""
@@ -144,7 +146,7 @@ class Screen:
             self.open_line = line
 
     def finish(self, line: bytes) -> None:
-        """Finishes the open line, as `line`."""
+        """Replaces the open line with `line`, and finishes it."""
         self.sink.write((_ERASE if self.open_line else b"") + line + b"\n")
         self.open_line = b""
 
@@ -153,7 +155,7 @@ class Screen:
 class RankOutput:
     """Output of one rank: screen prefix, log file and last lines.
 
-    `name` stands in the prefix; "" for the rank.
+    The prefix contains `name`, or "rank N" if `name` is "".
     """
 
     rank: int
@@ -162,21 +164,21 @@ class RankOutput:
     timestamps: bool = False
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     tail_on: Screen | None = None  # screen of the last line
-    tail_at: int = 0  # number of that line on the screen
+    tail_at: int = 0  # number of the last line on that screen
     name: str = ""
 
     def close(self) -> None:
-        """Closes the log file; later output is only shown."""
+        """Closes the log file; later output only goes to the screen."""
         if self.log is not None:
             self.log.close()
             self.log = None
 
     def tail_is_shown(self, screen: Screen) -> bool:
-        """Returns whether the last lines are among the last lines of a screen."""
+        """Returns whether the rank's last lines are among the screen's last lines."""
         return self.tail_on is screen and screen.lines - self.tail_at < TAIL_LINES
 
     def note(self, text: str) -> None:
-        """Adds text to the log file that is not shown on the screen."""
+        """Writes text to the log file, and not to the screen."""
         if self.log is not None:
             with contextlib.suppress(OSError):
                 self.log.write(text.encode("utf-8", "replace"))
@@ -202,7 +204,7 @@ class RankOutput:
 
 
 class StreamMerger:
-    """Passes one stream (standard output or error) of one rank to a screen."""
+    """Shows one stream (standard output or error) of one rank on a screen."""
 
     def __init__(self, output: RankOutput, screen: Screen, *, color: bool) -> None:
         self._output = output
@@ -233,7 +235,7 @@ class StreamMerger:
             self._partial = b""
 
     def _keep(self, data: bytes) -> None:
-        """Writes to the log file; a write error does not end the job."""
+        """Writes data to the log file; a write error ends the log, but not the job."""
         log = self._output.log
         if log is None:
             return
@@ -293,14 +295,14 @@ def log_folder(chosen: str | None) -> Path:
 
 @contextlib.contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Locks the log folder against other jobs, until this process ends at the latest.
+    """Locks the log folder against other jobs while the context is open.
 
     Raises:
         FolderInUseError: another tfdistrun uses the folder.
     """
     with contextlib.ExitStack() as stack:
-        # Without read permission, or on a file system without locks, other users are
-        # not noticed.
+        # Without read permission, or on a file system without locks, another job in the
+        # same folder is not noticed.
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, fd)

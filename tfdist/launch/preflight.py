@@ -1,4 +1,4 @@
-"""Checks, before the start, the resources that the ranks will need on this machine."""
+"""Checks, before the start, whether this machine has the resources for the ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tfdist.core import native
 from tfdist.core.rendezvous.overlay import first_peers
 
 _FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
-_FILES_A_PEER = 4  # socket, memory, window, doorbell
-_FILES_A_RANK = 6  # in the launcher: two pipes, log file, process, two of the store
+_FILES_A_PEER = 4  # socket, shared memory, window, doorbell
+_FILES_A_RANK = 6  # in the launcher: two pipes, log file, process, two for the store
 _STACK_BYTES = 1 << 20
 _GOOD_STACK_BYTES = 8 << 20
 
@@ -28,10 +28,13 @@ class Findings:
 
 
 def raised_limit(kind: int, need: int, wish: int) -> int:
-    """Raises a soft limit of this process, which ranks inherit, towards `wish`.
+    """Raises a soft limit of this process, which ranks inherit, if it is below `need`.
+
+    The new limit is `wish`, or the hard limit if that is lower.
 
     Returns:
-        The resulting limit; at least `need` if the hard limit permits it.
+        The new limit, which is below `need` if the hard limit is; `need` if the soft
+        limit was high enough.
     """
     soft, hard = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY or soft >= need:
@@ -42,7 +45,7 @@ def raised_limit(kind: int, need: int, wish: int) -> int:
 
 
 def _used(folder: Path) -> int:
-    """Returns a control group's bytes in use, without reclaimable file caches."""
+    """Returns the bytes that a control group uses, without reclaimable file caches."""
     told = (folder / "memory.stat").read_text().splitlines()
     stat = dict(line.split() for line in told)
     files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
@@ -61,19 +64,19 @@ def available_memory() -> int:
                 if limit != "max":
                     free = min(free, max(0, int(limit) - _used(folder)))
     except (OSError, ValueError):
-        pass  # no control group of version 2: only the machine limits the memory
+        pass  # no cgroup v2: only the machine limits the memory
     return free
 
 
 def links_a_rank(world: int) -> int:
-    """Returns the number of links that each of `world` ranks starts with.
+    """Returns the number of links with which each of `world` ranks starts.
 
-    It depends on TFDIST_MESH_RANKS.
+    The number depends on TFDIST_MESH_RANKS.
     """
     try:
         mesh_ranks = int(native.value("TFDIST_MESH_RANKS"))
     except (ImportError, native.CoreError):
-        mesh_ranks = world  # reported elsewhere; this is the maximum
+        mesh_ranks = world  # the maximum; the error is reported elsewhere
     return len(first_peers(0, world, mesh_ranks))
 
 
@@ -89,8 +92,8 @@ def check(
 
     Args:
         size: number of ranks on this host.
-        shm_bytes: shared memory of a link between two ranks, including each rank's
-            window for the other rank; 0 if they use TCP.
+        shm_bytes: bytes of shared memory of a link between two ranks, including each
+            rank's window for the other rank; 0 if the ranks use TCP.
         world: number of ranks on all hosts; default: `size`.
         served: number of ranks whose output and messages this process reads; default:
             `world`.

@@ -1,8 +1,8 @@
-"""Starts the processes of ranks; finds and ends every process of a job.
+"""Starts the processes of ranks; finds and kills every process of a job.
 
 Each rank has its own process group, but a process of the job may leave the group and
-lose its parent. Processes are therefore found as descendants of this process, and by
-the job tag in their environment.
+lose its parent. The processes of a job are therefore found in two ways: as descendants
+of this process, and by the job tag in their environment.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class RankProcess:
 
     Attributes:
         rank: number of the rank.
-        process: the process; its `pid` is also the id of its process group.
-        pidfd: becomes readable when the process ends.
-        stdout: descriptor from which its standard output is read.
-        stderr: descriptor from which its standard error is read.
+        process: the process; its `pid` is also the ID of its process group.
+        pidfd: descriptor that becomes readable when the process exits.
+        stdout: descriptor from which the rank's standard output is read.
+        stderr: descriptor from which the rank's standard error is read.
     """
 
     rank: int
@@ -68,7 +68,7 @@ class RankProcess:
 
 
 def _terminal(columns: int) -> tuple[int, int]:
-    """Opens a pseudo terminal that does not change bytes: (our end, the rank's end)."""
+    """Opens a pseudo terminal that changes no bytes; returns our end and the rank's."""
     ours, theirs = pty.openpty()
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST  # no "\n" → "\r\n"
@@ -89,16 +89,16 @@ def start_rank(
     terminal_columns: int | None,
     processors: Sequence[int] | None = None,
 ) -> RankProcess:
-    """Starts one rank. Call it in the main thread, which lives longer than the rank.
+    """Starts one rank. Call it from the main thread, which must outlive the rank.
 
     Args:
         rank: number of the rank.
         command: program and arguments.
-        environ: all variables of the rank, except those of `allocator`.
-        terminal_columns: width of a terminal that becomes the rank's standard output;
-            None: a pipe.
-        processors: numbers of the processors that the rank may use; None: those of this
-            process.
+        environ: environment variables of the rank; those of `allocator` are added.
+        terminal_columns: width of the pseudo terminal to which the rank writes its
+            standard output; None for a pipe.
+        processors: IDs of the CPUs that the rank may use; None for the CPUs that this
+            process may use.
 
     Raises:
         OSError: no process or descriptor is available.
@@ -137,7 +137,7 @@ def start_rank(
 
 
 class Guard:
-    """A process that ends the job's processes if this one is killed.
+    """A process that kills the processes of the job if this process is killed.
 
     Args:
         job_tag: value of JOB_TAG_VARIABLE in the environment of the job's processes.
@@ -167,7 +167,7 @@ class Guard:
             stdin.write(b"%d\n" % group)
 
     def dismiss(self) -> None:
-        """Tells the guard to exit, because everything has ended."""
+        """Tells the guard to exit, because all processes of the job have exited."""
         try:
             self._process.communicate(b"x", timeout=2.0)
         except (subprocess.TimeoutExpired, OSError):
@@ -177,8 +177,8 @@ class Guard:
 
 # ---- processes that do not belong to the job ----
 
-# Running ones. A lock makes a process known before it can end: `reap_orphans` must not
-# reap it, since its exit code would be lost.
+# Process IDs of those that are running. The lock ensures that a process is listed here
+# before `reap_orphans` can see that it has exited: reaping it would lose its exit code.
 _outsiders: set[int] = set()
 _outsiders_lock = threading.Lock()
 
@@ -186,10 +186,11 @@ _outsiders_lock = threading.Lock()
 def start_outsider(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Starts a process that does not belong to the job, in a group of its own.
 
-    Its output comes through pipes. It may be called on any thread. Call `end_outsider`.
+    The output of the process comes through pipes. Call `end_outsider` afterwards. May
+    be called from any thread.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     with _outsiders_lock:
         process = subprocess.Popen(
@@ -204,10 +205,10 @@ def start_outsider(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def end_outsider(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> int:
-    """Waits for the end of a process; kills its group after `grace_s` seconds.
+    """Waits until a process exits; kills its process group after `grace_s` seconds.
 
     Returns:
-        Its exit code, -9 if it was killed.
+        The exit code of the process; -9 if it was killed.
     """
     try:
         process.wait(grace_s)
@@ -222,22 +223,22 @@ def end_outsider(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> i
 
 # ---- all processes of a job ----
 
-# Children from before adopt_orphans: a shell that replaced itself with this program may
-# have started some (`> >(tee log)`, `service & exec tfdistrun`).
+# Children of this process from before adopt_orphans: a shell that replaced itself with
+# this program may have started some (`> >(tee log)`, `service & exec tfdistrun`).
 _strangers: set[psutil.Process] = set()
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parents end.
+    """Makes this process the parent of descendants whose own parents exit.
 
-    Existing children, and their descendants, do not belong to the job.
+    Children that exist already, and their descendants, do not belong to the job.
     """
     _strangers.update(psutil.Process().children())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def memory_of_children() -> int:
-    """Returns the peak memory, in bytes, of the largest descendant that has ended."""
+    """Returns the largest peak memory in bytes among descendants that have exited."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
@@ -245,8 +246,8 @@ def job_processes(job_tag: str, *, excluded_pids: Collection[int]) -> list[int]:
     """Returns the job's processes: descendants of this process, and tagged processes.
 
     Args:
-        job_tag: value of JOB_TAG_VARIABLE in their environment.
-        excluded_pids: children that do not belong to the job, with their descendants
+        job_tag: value of JOB_TAG_VARIABLE in the environment of the job's processes.
+        excluded_pids: children that, with their descendants, do not belong to the job
             (the guard, ssh).
     """
     found = set(tagged_processes(job_tag))
@@ -297,7 +298,8 @@ def kill_all(
     Args:
         job_tag: as for `job_processes`.
         excluded_pids: as for `job_processes`.
-        waited_pids: children whose exit codes their Popen objects must still collect.
+        waited_pids: children whose exit codes are still to be read by their Popen
+            objects.
 
     Returns:
         Processes that still exist (in the kernel) after 3 s.
@@ -315,10 +317,12 @@ def kill_all(
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Reaps adopted children that have ended; Popen objects reap those in `own`.
+    """Reaps adopted children that have exited, except those with a Popen object.
 
-    If a child is reaped here before its Popen object has waited for it, the Popen
-    object reports exit code 0.
+    A Popen object reports exit code 0 if its child was reaped elsewhere.
+
+    Args:
+        own: IDs of the children that have a Popen object.
     """
     children = psutil.Process().children()
     with _outsiders_lock:

@@ -1,9 +1,9 @@
 """The event loop that runs the ranks of one host, for tfdistrun and for its agents.
 
-`RankLoop` starts ranks, reads their output, notices when they end, passes signals on,
-and ends remaining processes with SIGTERM and then SIGKILL. `supervisor` and `agent` add
-the parts that differ: the destination of the output, and when the ranks must end. It
-uses one thread; nothing in it blocks while ranks run.
+`RankLoop` starts ranks, reads their output, notices when they exit, passes signals on,
+and terminates remaining processes with SIGTERM and then SIGKILL. `supervisor` and
+`agent` add the parts that differ: the destination of the output, and when the ranks
+must end. `RankLoop` uses one thread; nothing in it blocks while ranks run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfdist.launch.signals import (
 
 READ_BYTES = 64 << 10
 TERM_S = 1.0  # from SIGTERM to SIGKILL
-DRAIN_S = 0.5  # for output that arrives after the last rank's end
+DRAIN_S = 0.5  # for output that arrives after the last rank has exited
 REAP_EVERY_S = 1.0
 CHILDREN_STEP_S = 0.05  # between two checks for running children of the ranks
 PAUSED_STEP_S = 0.05
@@ -34,32 +34,33 @@ _ENDING_STEP_S = 0.02
 
 
 class Stream(Protocol):
-    """Receives the output of a rank to its standard output or error."""
+    """Receives what a rank writes to its standard output or error."""
 
     def feed(self, data: bytes) -> None:
         """Processes received output."""
 
     def end(self) -> None:
-        """Is called when the rank has closed the stream."""
+        """Handles the end of the stream; called when the rank has closed it."""
 
 
 class RankLoop:
     """Runs the ranks of this host in an event loop.
 
     Args:
-        on_exit: function that is called with a rank that has ended, and its exit code.
-        writers: function that returns the descriptors waiting to be written to, and the
-            functions that write to them.
+        on_exit: function that is called with a rank that has exited, and its exit code.
+        writers: function that returns the descriptors for which data is queued, each
+            with the function that writes the data.
         must_pause: function that returns whether ranks must wait, because nobody reads
             their output.
 
     Attributes:
-        running: processes of the ranks that have not ended, by rank.
+        running: processes of the ranks that have not exited, by rank.
         streams: receivers of the ranks' output, by open descriptor.
-        children: processes that the ranks have started, and that got the first signal.
-        asked_s: time at which the ranks were first asked to end, by a monotonic clock.
-        excluded_pids: children of this process that do not belong to the job.
-        paused: whether reading from the ranks and from every `source` is paused.
+        children: processes of the ranks that got the first ending signal.
+        asked_s: monotonic time of the first ending signal to the ranks; None before it.
+        excluded_pids: IDs of children of this process that do not belong to the job.
+        paused: whether reading is paused: from the ranks, and from every descriptor of
+            `watch_source`.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class RankLoop:
             self.watch(fd, action)
 
     def forget(self, fd: int) -> None:
-        """Ends `watch` or `watch_source`; the descriptor may already be closed."""
+        """Undoes `watch` or `watch_source`; the descriptor may already be closed."""
         self._sources.pop(fd, None)
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
     def step(self, until_s: float) -> None:
-        """Waits for events, until `until_s` at most, and handles them."""
+        """Waits for events, at most until the time `until_s`, and handles them."""
         self._pause_if(self._must_pause())
         if self.paused:
             until_s = min(until_s, time.monotonic() + PAUSED_STEP_S)
@@ -123,13 +124,13 @@ class RankLoop:
         *,
         extended_by_pauses: bool = False,
     ) -> None:
-        """Runs steps while `unfinished` returns True, for `limit_s` at most.
+        """Runs steps while `unfinished` returns True, for at most `limit_s` seconds.
 
         Args:
             unfinished: function that is called before each step.
             limit_s: time limit in seconds.
-            step: function that runs one step, until the given time at most.
-            extended_by_pauses: whether the time limit excludes pauses of the loop.
+            step: function that runs one step, which lasts at most until a given time.
+            extended_by_pauses: whether time does not count while the loop is paused.
         """
         deadline = time.monotonic() + limit_s
         while unfinished() and (begin_s := time.monotonic()) < deadline:
@@ -217,7 +218,7 @@ class RankLoop:
         self._on_exit(ended.rank, code)
 
     def reap(self) -> None:
-        """Reaps orphans of the job; call it regularly."""
+        """Reaps orphans of the job; call this regularly."""
         if self._guard is not None:
             processes.reap_orphans(self.excluded_pids | self._groups)
 
@@ -233,7 +234,7 @@ class RankLoop:
 
     @property
     def _groups(self) -> set[int]:
-        """Process groups of the running ranks: ids of their first processes."""
+        """Process groups of the running ranks: the IDs of the ranks' processes."""
         return {started.process.pid for started in self.running.values()}
 
     def signal(self, number: int) -> None:
@@ -248,14 +249,18 @@ class RankLoop:
     def ask_to_end(self, number: int) -> None:
         """Sends an ending signal; the first call also records the `children`."""
         is_first = self.asked_s is None
-        if is_first:  # only once: a rank may be dead while its children save
+        if is_first:  # at a later call, a rank may be dead while its children save
             self.children.note(self._groups, number)
         self.signal(number)
         if is_first:
             self.asked_s = time.monotonic()
 
     def is_repeated(self) -> bool:
-        """Returns whether an ending signal now repeats the first one."""
+        """Returns whether an ending signal counts as a repetition of the first one.
+
+        That is the case if it arrives within `SAME_SIGNAL_S` of the first one: a single
+        event may send several signals.
+        """
         return (
             self.asked_s is not None and time.monotonic() < self.asked_s + SAME_SIGNAL_S
         )
@@ -275,16 +280,16 @@ class RankLoop:
         processes.send_signal(self._job_processes(), signal.SIGKILL)
 
     def end_leftovers(self, step: Callable[[float], None]) -> None:
-        """Ends the job's remaining processes on this host: ranks, children, daemons.
+        """Terminates the job's remaining processes here: ranks, children, daemons.
 
         Args:
-            step: function that runs one step, until the given time at most.
+            step: function that runs one step, which lasts at most until a given time.
         """
         left = self._job_processes()
         if not left or self._guard is None:
             return
         processes.send_signal(left, signal.SIGTERM)
-        processes.send_signal(left, signal.SIGCONT)  # a stopped process does not end
+        processes.send_signal(left, signal.SIGCONT)  # a stopped process would not exit
         deadline = time.monotonic() + TERM_S
         while left and time.monotonic() < deadline:
             step(min(deadline, time.monotonic() + _ENDING_STEP_S))

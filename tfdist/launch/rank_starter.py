@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class RankStarter:
     """Starts the ranks of a job, and the newcomers of an elastic job.
 
-    It is the `Processes` of an `ElasticJob`.
+    Implements the protocol `Processes` for an `ElasticJob`.
 
     Args:
         job: the job.
         pool: the hosts of the job.
         supervisor: watches the ranks.
         address: address of the store.
-        secret_path: file with the secret of the job.
-        stack: closes the log files.
+        secret_path: path of the file with the job's secret.
+        stack: context that closes the log files when it exits.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RankStarter:
         }
 
     def start_all(self) -> None:
-        """Starts the ranks of this host, and lets the agents start those of others."""
+        """Starts the ranks of this host; lets the agents start those of other hosts."""
         job = self._job
         outputs = {
             place.rank: job.output_of(place.rank, self._log(f"rank-{place.rank}.log"))
@@ -85,10 +85,10 @@ class RankStarter:
         slot: Slot,
         member: int | None = None,
     ) -> None:
-        """Starts a process on this host, on the processors of `slot`."""
+        """Starts a process on this host, on the CPUs of `slot`."""
         job = self._job
         environ = {
-            # Otherwise the last lines of a killed rank are lost.
+            # With buffering, the last lines of a killed rank would be lost.
             "PYTHONUNBUFFERED": "1",
             **os.environ,
             **self._common,
@@ -111,16 +111,17 @@ class RankStarter:
         """Starts a newcomer; returns False if that failed.
 
         Args:
-            member: its number.
-            name: its name in front of its output, until it has joined.
+            member: number of the newcomer.
+            name: name that is shown in front of the newcomer's output until it joins.
         """
         slots = self._pool.slots
         slot = slots.take(member, self._supervisor.running)
         if slot is None:
             complain(f"{name} cannot be started: no host is left")
             return False
-        # Not as rank 0, which writes files, before it has joined. `local_rank` is that
-        # of the lost rank, or of a free slot: it may choose the device.
+        # Before a newcomer has joined, its program must not run as rank 0, which writes
+        # files. `local_rank` may choose the device: it is that of the lost rank, or of
+        # a free slot.
         plan = self._job.plan
         rank = min(slots.position(slot), plan.max_size - 1)
         size = max(len(plan.places), rank + 1, slot.index + 1, 2)
@@ -157,7 +158,7 @@ class RankStarter:
         slot: Slot,
         member: int,
     ) -> None:
-        """Lets the agent of a host start a process on the processors of `slot`."""
+        """Lets the agent of a host start a process on the CPUs of `slot`."""
         streams = self._job.streams
         self._supervisor.add_remote_rank(
             remote, own, *streams.mergers(own), member=member
@@ -172,13 +173,13 @@ class RankStarter:
         return self._supervisor.stopped()
 
     def kill(self, member: int) -> None:
-        """Kills a member's process, if it still runs."""
+        """Kills a member's process, if it is still running."""
         self._supervisor.kill(member)
 
     def formed(self, ranks: Mapping[int, int]) -> None:
-        """Notes the members of a new generation, and their ranks."""
+        """Stores the members of a new generation, and their ranks."""
         self._supervisor.formed(ranks)
 
     def end_job(self) -> None:
-        """Ends all ranks soon."""
+        """Terminates all ranks after --grace-s seconds."""
         self._supervisor.end_job()

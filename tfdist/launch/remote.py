@@ -1,7 +1,7 @@
-"""Ranks on another host: communicates with the agent there.
+"""Communication with the agent that runs the ranks on another host.
 
 There is one connection per host (`connection`). With ssh, the line for the remote shell
-only starts `agent`, so that there is little to quote; the job is sent through standard
+only starts `agent`, so that little has to be quoted; the job is sent through standard
 input.
 """
 
@@ -24,8 +24,9 @@ from tfdist.launch.failure_summary import signal_name
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import PASSED_ON, Signals
 
-# Hosts whose key is unknown to ssh are refused, as the user's configuration defines.
-# ssh asks nothing, since nobody could answer. A dead connection ends after 15 s.
+# The user's configuration of ssh decides whether hosts with unknown keys are accepted.
+# ssh must not ask for input, since nobody could answer. It ends a dead connection after
+# 15 s.
 SSH_COMMAND = (
     "ssh -x -T -o BatchMode=yes -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
@@ -33,7 +34,7 @@ SSH_COMMAND = (
 _READ_BYTES = 64 << 10
 _SAID_LINES = 10
 KILL_LIMIT_S = 5.0  # for an agent to confirm that it has killed a rank
-KILL_MIN_S = 1.0  # the same, if the agent has been silent for KILL_LIMIT_S
+KILL_MIN_S = 1.0  # the same, for an agent that has been silent for KILL_LIMIT_S
 _ROUND_S = 1.0
 _HINTS = (
     (
@@ -64,8 +65,8 @@ def remote_line(python: str, python_path: str | None) -> str:
 
     Args:
         python: path of the interpreter, the same on all hosts.
-        python_path: PYTHONPATH for the agent; None: the other host's own. Relative
-            folders are relative to this process's working directory.
+        python_path: PYTHONPATH for the agent; None to use the PYTHONPATH of the other
+            host. Relative folders are relative to this process's working directory.
 
     Example:
         >>> from tfdist.launch import remote
@@ -81,7 +82,7 @@ def remote_line(python: str, python_path: str | None) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """End of a rank; `lost` states why its exit code is unknown, or is ""."""
+    """Exit of a rank; `lost` says why its exit code is unknown, or is ""."""
 
     rank: int
     code: int
@@ -103,11 +104,11 @@ Event = agent_protocol.Frame | Started | End
 class RemoteHost:
     """The connection to one host's agent.
 
-    In an elastic job, `rank` is the member number of a process.
+    In an elastic job, the member number of a process takes the place of its rank.
 
     Args:
         host: the host.
-        ranks: ranks to start there.
+        ranks: ranks to start on the host at the start of the job.
         connection: the connection to the agent.
         number: number of the host in the job.
     """
@@ -128,18 +129,18 @@ class RemoteHost:
         self.failure_code = 1
         self.lost = ""  # why the connection has ended although ranks may run there
         self.warnings: list[str] = []
-        self.bound: list[list[int]] = []  # processors of its slots
-        self.threads = ""  # value of binding.THREADS for its ranks
-        self.memory_bytes = 0  # peak memory of a rank's process there
-        self.clock_s = 0.0  # offset that converts a time of that host
+        self.bound: list[list[int]] = []  # CPU IDs of each slot of the host
+        self.threads = ""  # value of binding.THREADS for the host's ranks
+        self.memory_bytes = 0  # largest peak memory of a process there
+        self.clock_s = 0.0  # this host's clock minus that host's clock
         self._job: dict[str, Any] = {}
         self.stopped: frozenset[int] = frozenset()  # ranks that got SIGSTOP
         self.is_leaving = False  # a signal ends the agent
-        self._is_finishing = False  # nothing is to run there any more
-        self._end_reason = ""  # why the connection was ended here
+        self._is_finishing = False  # the agent was told to terminate all processes
+        self._end_reason = ""  # why the connection ends, if known before it ends
         self._left = set(ranks)
-        self._kills_s: dict[int, float] = {}  # since when ranks are to be killed
-        self._save_ends_s = 0.0  # in the future while a signal ends the agent
+        self._kills_s: dict[int, float] = {}  # rank → time of the request to kill it
+        self._save_ends_s = 0.0  # after a signal to the agent: when time to save ends
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = agent_protocol.Decoder(agent_protocol.GREETING)
         self._heard_s = time.monotonic()
@@ -155,10 +156,10 @@ class RemoteHost:
             self.write()
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Sends the job to the agent once it has greeted.
+        """Stores the job, which is sent to the agent after its greeting.
 
-        Before the greeting, the other end may not be an agent, but a terminal, which
-        would show the secret.
+        Before the greeting, the other end may be a terminal, which would show the
+        secret.
         """
         self._job = job
 
@@ -169,21 +170,26 @@ class RemoteHost:
         self.send(do="go")
 
     def start(self, rank: int, **told: Any) -> None:
-        """Lets the agent start one more process; see `Agent._start_one`."""
+        """Lets the agent start one more process.
+
+        Args:
+            rank: member number of the process.
+            told: further fields of the message; see `Agent._start_one`.
+        """
         self._left.add(rank)
         self.send(do="start", member=rank, **told)
 
     def kill_rank(self, rank: int) -> None:
-        """Lets the agent kill a rank; the host is lost if it does not soon confirm."""
+        """Lets the agent kill a rank; without its confirmation, the host is lost."""
         if rank in self._left and rank not in self._kills_s:
             self._kills_s[rank] = time.monotonic()
             self.send(do="kill", member=rank)
 
     def finish(self, children_s: float = 0.0, code: int = 0) -> None:
-        """Lets the agent end all processes, and then itself.
+        """Lets the agent terminate all processes of the job, and then exit.
 
         Args:
-            children_s: seconds that children of the ranks may still run.
+            children_s: seconds for which children of the ranks may continue to run.
             code: exit code of the job.
         """
         self._is_finishing = True
@@ -195,7 +201,7 @@ class RemoteHost:
         return bool(self.connection.waiting) and self.state != "closed"
 
     def write(self) -> None:
-        """Writes waiting data; a broken connection is noticed when reading."""
+        """Writes queued data; a broken connection is noticed at the next read."""
         if self.state == "closed":
             return
         try:
@@ -209,12 +215,16 @@ class RemoteHost:
         return self.state != "closed" and time.monotonic() < self._save_ends_s
 
     def heard(self) -> None:
-        """Assumes that the agent is alive, for a caller that is not reading."""
+        """Restarts the time limits for silence, while the caller does not read."""
         self._heard_s = time.monotonic()
         self._kills_s = dict.fromkeys(self._kills_s, self._heard_s)
 
     def run_periodic(self) -> list[End]:
-        """Sends a sign of life; notices when the agent sends none."""
+        """Sends a sign of life; closes the connection if the agent is silent too long.
+
+        Returns:
+            Ranks that are lost with the connection.
+        """
         now = time.monotonic()
         if self.state == "closed":
             return []
@@ -229,9 +239,10 @@ class RemoteHost:
         return []
 
     def _kill_deadline_s(self) -> float:
-        """Returns when the agent has to have confirmed the first kill.
+        """Returns the time by which the agent must have confirmed the first kill.
 
-        A silent host has less time: it may have been lost before the kill.
+        A host that has been silent has less time, since it may already have been lost
+        before the request.
         """
         asked_s = min(self._kills_s.values())
         silent_s = max(asked_s + KILL_MIN_S, self._heard_s + KILL_LIMIT_S)
@@ -240,7 +251,7 @@ class RemoteHost:
     # ---- from the agent ----
 
     def read(self) -> list[Event]:
-        """Returns what the agent has sent: output, and starts and ends of ranks."""
+        """Returns the events that the agent has sent: output, starts and exits."""
         try:
             data = self.connection.receive()
         except BlockingIOError:
@@ -319,7 +330,14 @@ class RemoteHost:
     # ---- the end ----
 
     def close(self, why: str = "") -> list[End]:
-        """Closes the connection; its ranks that have not ended are lost."""
+        """Closes the connection; ranks of the host that have not exited are lost.
+
+        Args:
+            why: reason for the message; "" if the connection has ended by itself.
+
+        Returns:
+            The lost ranks.
+        """
         if self.state == "closed":
             return []
         how = self.connection.wait()
@@ -356,10 +374,10 @@ class RemoteHost:
         self.connection.interrupt()
 
     def kill(self, code: int = 1) -> None:
-        """Ends the connection; the agent then ends the ranks.
+        """Ends the connection; the agent then terminates the ranks.
 
         Args:
-            code: exit code of the job, for a tfdistrun that is the agent.
+            code: exit code of the job, for an agent that is a tfdistrun (--nnodes).
         """
         if self.state == "closed":
             return
@@ -377,12 +395,12 @@ def prepare_all(
     """Waits until every host is ready to start its ranks, or a host fails.
 
     Args:
-        remotes: the connections; their `failure` states what went wrong.
+        remotes: the connections; after a failure, `RemoteHost.failure` gives the cause.
         signals: signals of this process, which end the wait.
         timeout_s: time limit in seconds for all hosts together.
 
     Returns:
-        The signal that came, or None.
+        The number of the signal that ended the wait; None if there was none.
     """
     deadline = time.monotonic() + timeout_s
     selector = selectors.DefaultSelector()
@@ -411,7 +429,7 @@ def prepare_all(
                     waits = (remote, remote.write)
                     selector.register(fd, selectors.EVENT_WRITE, waits)
             _round(selector, min(left_s, _ROUND_S))
-            # A user's signal has no receiver yet, and does not end the job.
+            # SIGUSR1 and SIGUSR2 have no receiver yet, and do not end the job.
             if numbers := [n for n in signals.take() if n not in PASSED_ON]:
                 return numbers[0]
             if any(remote.failure for remote in remotes):
@@ -424,7 +442,7 @@ def prepare_all(
 
 
 def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
-    """Reads and writes once; forgets descriptors that are closed or written."""
+    """Reads and writes once; unregisters descriptors that need no more waiting."""
     for key, _ in selector.select(timeout_s):
         if key.data is None:  # a signal
             continue
@@ -435,7 +453,7 @@ def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
         own = remote.connection
         done = {
             own.writing: not remote.wants_write,
-            own.errors: not found,  # end of stderr: the command is about to end
+            own.errors: not found,  # end of stderr: the command is about to exit
         }
         for fd in (own.writing, own.reading, own.errors):
             over = remote.state == "closed" or (fd == key.fd and done.get(fd, False))
@@ -444,7 +462,7 @@ def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
 
 
 def _collect(waiting: Sequence[RemoteHost], selector: selectors.BaseSelector) -> None:
-    """Waits half a second, to report all hosts that fail at the same time."""
+    """Waits up to 0.5 s, so that hosts that fail together are reported together."""
     deadline = time.monotonic() + 0.5
     while (left_s := deadline - time.monotonic()) > 0:
         if all(remote.failure or remote.state == "ready" for remote in waiting):

@@ -1,4 +1,4 @@
-"""tfdist.run: starts ranks from Python, for example in a notebook.
+"""`tfdist.run`: starts ranks from Python, for example in a notebook.
 
 The ranks are new Python processes, started by `tfdistrun` on this host. They are never
 forked: TensorFlow does not survive a fork.
@@ -32,14 +32,15 @@ def run(
 ) -> list[Any]:
     """Calls a function on several ranks of this host, and returns their results.
 
-    It works in a script, in a notebook and at the prompt of Python. The output of the
-    ranks is printed while they run, each line with its rank. The function, its
-    arguments and results are pickled; a function that is defined in a notebook or in
-    the program itself is sent by value, with the package cloudpickle. Results of
-    TensorFlow and Keras are best returned as NumPy arrays (`model.get_weights()`).
+    `tfdist.run` works in a script, in a notebook and at the Python prompt. The output
+    of the ranks is printed while they run, and each line starts with the rank. The
+    function, its arguments and its results are pickled. A function that is defined in a
+    notebook or in the program itself is pickled by value, with the package cloudpickle.
+    Return tensors and weights as NumPy arrays (for example `model.get_weights()`).
 
     Args:
-        function: the function. It imports what it needs, and calls `tfdist.init()`.
+        function: the function to call. It has to import the modules that it uses, and
+            call `tfdist.init()`.
         np: number of ranks, at least 1.
         args: positional arguments of the function, the same on all ranks.
         kwargs: keyword arguments of the function.
@@ -50,8 +51,8 @@ def run(
 
     Raises:
         RuntimeError: the function raised an exception on a rank (the message contains
-            the traceback of the first one), a rank was killed, or this process is a
-            rank itself.
+            the traceback of the first exception), a rank was killed, or this process is
+            a rank itself.
         TypeError: the function, an argument or a result cannot be pickled.
         ValueError: `np` is below 1.
 
@@ -79,15 +80,15 @@ def run(
 
 
 class FunctionCall:
-    """A context with a folder that contains a function and gets its results.
+    """A context with a folder through which ranks get a function and return results.
 
     Args:
         function: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: positional arguments of the function.
+        kwargs: keyword arguments of the function.
 
     Attributes:
-        folder: the folder, which is removed at the end.
+        folder: path of the folder, which is removed when the context exits.
     """
 
     def __init__(
@@ -123,12 +124,12 @@ class FunctionCall:
 
 
 def check_picklable(function: Callable[..., Any], caller: str, more: str = "") -> None:
-    """Raises a TypeError if the ranks could not find the function.
+    """Raises a TypeError if the function cannot be sent to the ranks.
 
     Args:
         function: the function to send.
-        caller: the function that sends it, for the message.
-        more: another remedy.
+        caller: name of the calling function, for the message.
+        more: text that the message ends with, such as a further remedy.
     """
     if (
         getattr(function, "__module__", "") == "__main__"
@@ -142,13 +143,14 @@ def check_picklable(function: Callable[..., Any], caller: str, more: str = "") -
 
 
 def finish(module: str, words: Sequence[str], *, is_echoed: bool = False) -> int:
-    """Runs a launcher to its end; returns its exit code.
+    """Runs a launcher until it exits; returns its exit code.
 
     Args:
         module: the module of the launcher.
-        words: its arguments.
-        is_echoed: whether to print its output as this program prints, which a notebook
-            shows in its cell; else the launcher prints.
+        words: arguments for the launcher.
+        is_echoed: whether this process reads the launcher's output and prints it, so
+            that a notebook shows it in the cell. Otherwise, the launcher writes to this
+            process's standard output and error.
     """
     job = subprocess.Popen(  # noqa: S603  a Python of the user's, no shell
         [sys.executable, "-m", module, *words],
@@ -162,7 +164,7 @@ def finish(module: str, words: Sequence[str], *, is_echoed: bool = False) -> int
         for line in job.stdout or ():
             print(line, end="", flush=True)
         return job.wait()
-    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before it ends
+    except BaseException:  # Ctrl-C: tfdistrun terminates its ranks before it exits
         job.terminate()
         job.wait(_END_S)
         raise
@@ -182,7 +184,7 @@ def _reason(folder: Path, code: int) -> str:
 
 
 def _own_path() -> list[str]:
-    """Returns the folders of the program's own modules, without the interpreter's."""
+    """Returns the folders of `sys.path`, without those of the Python installation."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     python = tuple(sysconfig.get_path(kind) for kind in kinds)
     found = [folder or os.getcwd() for folder in sys.path]

@@ -1,4 +1,4 @@
-"""Signals that tfdistrun and its agents receive, and pass on to processes.
+"""Signals that tfdistrun and its agents receive and pass on to processes.
 
 A rank is more than its first process: COMMAND may be a shell script that starts the
 program, and the program may have children. All of them are in the rank's process group,
@@ -26,10 +26,10 @@ SIGNAL_GRACE_S = 25.0
 class Signals:
     """Turns signals into bytes on a pipe, which a selector can wait for.
 
-    If this process was started with SIGHUP ignored (`nohup`), SIGHUP stays ignored,
-    also by the ranks. Other inherited settings are corrected, for the ranks too:
-    blocked signals, and an ignored SIGCHLD, with which the kernel does not report how
-    children ended.
+    If this process was started with SIGHUP ignored (`nohup`), this process and the
+    ranks continue to ignore SIGHUP. Two other inherited settings are reset, for this
+    process and the ranks: signals are unblocked, and SIGCHLD is not ignored. With
+    SIGCHLD ignored, the kernel would not report how children ended.
     """
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ def signal_group(group: int, number: int) -> None:
 
 
 def pass_on(groups: Collection[int], number: int) -> None:
-    """Sends a signal to the processes in the groups that expect it, so that none dies.
+    """Sends a signal to those processes in the groups that expect it.
 
-    A shell that waits for the program usually does not expect the signal and would die
-    of it. A process expects the signal if it has a handler, or if its first thread has
-    the signal blocked: a different thread, or a signalfd, then waits for it. (The
-    kernel shows a signal that a thread waits for as not blocked, so a first thread in
-    `sigwait` cannot be recognized.)
+    Other processes would be killed by the signal, for example a shell that waits for
+    the program. A process expects the signal if it has a handler, or if its first
+    thread has the signal blocked: another thread, or a signalfd, then waits for it. (A
+    first thread in `sigwait` cannot be recognized, since the kernel shows a signal that
+    a thread waits for as not blocked.)
     """
     for pid in _members(groups):
         if (treatment := _treatment(pid, number)) and treatment.expects:
@@ -94,23 +94,26 @@ def pass_on(groups: Collection[int], number: int) -> None:
 
 
 class ChildProcesses:
-    """Child processes of the ranks.
+    """Processes that ranks have started, and that may outlive the rank after a signal.
 
-    When a signal arrives, they may still be busy with their work. If COMMAND is a shell
-    script, the rank's process may be the shell. The signal kills the shell at once,
-    while the program that it started is still saving its work. The children of a rank
-    that exits without being killed by a signal are ignored: the rank could have waited
-    for them.
+    If COMMAND is a shell script, the rank's process may be the shell. A signal then
+    kills the shell at once, while the program that the shell started is still saving
+    its work. If a rank exits without being killed by a signal, its children are
+    ignored: the rank could have waited for them.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, list[psutil.Process]] = {}  # by the rank's group
 
     def note(self, groups: Collection[int], number: int) -> None:
-        """Records the members that do not ignore the signal they are about to receive.
+        """Records the processes that do not ignore the signal, before it is sent.
 
-        Most of the other processes never end without SIGKILL: background jobs of a
-        shell ignore SIGINT.
+        Processes that ignore it often run until SIGKILL: for example, background jobs
+        of a shell ignore SIGINT.
+
+        Args:
+            groups: process groups of the ranks.
+            number: number of the signal.
         """
         self._left = {group: [] for group in groups}
         for pid, group in _members(groups).items():
@@ -124,7 +127,7 @@ class ChildProcesses:
             self._left.pop(group, None)
 
     def are_left(self) -> bool:
-        """Returns whether some of the children are running."""
+        """Returns whether any of the recorded processes is running."""
         self._left = {
             group: [one for one in listed if _runs(one)]
             for group, listed in self._left.items()
@@ -133,7 +136,7 @@ class ChildProcesses:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Returns whether this process, not a later one with its id, is running."""
+    """Returns whether the process is running, and its ID has not been reused."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -141,7 +144,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _members(groups: Collection[int]) -> dict[int, int]:
-    """Returns the group of each process that is in one of the groups, by process id."""
+    """Returns the processes in the groups: process ID → process group."""
     found = {}
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -152,7 +155,7 @@ def _members(groups: Collection[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class _Treatment:
-    """How a process handles one signal; neither flag means the default."""
+    """How a process handles one signal; by default if both flags are False."""
 
     ignores: bool
     expects: bool  # it has a handler, or its first thread has the signal blocked

@@ -9,15 +9,17 @@ from tfdist.launch.hosts import Slot
 
 
 class Slots:
-    """The slots of all hosts, and the slot that each process of the job was given.
+    """The slots of all hosts, and the slot of each process of the job.
 
-    The position of a slot in the list is the rank of its process if all slots are used.
-    It changes when slots are added or removed; a `Slot` itself does not. A spare, or
-    the replacement of a slow rank, shares a slot with another process if none is free.
+    If all slots are used, the index of a slot in the list is the rank of its process.
+    This index changes when slots are added or removed; a `Slot` itself does not change.
+    If no slot is free, a spare, or the replacement of a slow rank, shares a slot with
+    another process.
 
     Args:
-        slots: all slots; the first ones are those of the ranks at the start.
-        least: `change` keeps at least this many slots, if so many existed before.
+        slots: all slots; the ranks at the start of the job use the first ones.
+        least: number of slots below which `change` does not go, unless there were fewer
+            slots before.
 
     Example:
         >>> from tfdist.launch.hosts import Slot
@@ -46,14 +48,14 @@ class Slots:
         return {slot.host for slot in self._slots}
 
     def change(self, slots: Sequence[Slot], running: Collection[int]) -> None:
-        """Replaces the slots by others.
+        """Replaces the slots with new ones.
 
-        If these are fewer than `least`, some of the previous ones are kept, those of
-        running processes first.
+        If there are fewer than `least` new slots, some previous slots are kept; slots
+        of running processes are kept first.
 
         Args:
             slots: the new slots.
-            running: numbers of the processes that have not ended.
+            running: numbers of the processes that have not exited.
         """
         used, new = {*self._used_by(running)}, {*slots}
         previous = [slot for slot in self._slots if slot not in new]
@@ -66,27 +68,27 @@ class Slots:
         self._slots = [slot for slot in self._slots if slot.host != host]
 
     def unwanted(self, running: Collection[int]) -> set[int]:
-        """Returns those of the running processes whose slot was removed."""
+        """Returns the running processes whose slots were removed."""
         known, slots = self._taken.keys() & {*running}, {*self._slots}
         return {one for one in known if self._taken[one] not in slots}
 
     def host_of(self, member: int) -> int:
-        """Returns the host of a process, which may have ended."""
+        """Returns the host of a process, even if the process has exited."""
         return self._taken[member].host
 
     def position(self, slot: Slot) -> int:
-        """Returns the rank that the slot has if all slots are used."""
+        """Returns the rank that a process in the slot has if all slots are used."""
         return self._slots.index(slot)
 
     def take(self, member: int, running: Collection[int]) -> Slot | None:
-        """Chooses a slot for a new process: the first one that is free.
+        """Chooses a slot for a new process: the first free slot.
 
-        If none is free, it is the last slot of the host that has the fewest processes
-        beyond its slots.
+        If no slot is free, the last slot of a host is chosen: of the host whose number
+        of processes exceeds its number of slots by the least.
 
         Args:
             member: number of the new process.
-            running: numbers of the processes that have not ended.
+            running: numbers of the processes that have not exited.
 
         Returns:
             The slot; None if there are no slots.

@@ -1,7 +1,7 @@
 """Watches the ranks of a job from start to end, and decides when they must end.
 
-The ranks of this host run in a `rank_loop`. Ranks of other hosts run in the loop of an
-agent (`remote`), which reports events.
+The ranks of this host are run by a `rank_loop`. Ranks on another host are run by the
+loop of an agent there (`remote`), which reports events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _SAVING_STEP_S = 1.0  # between two checks whether a host is still saving
 _FINISH_S = 5.0  # for agents to end the remaining processes on their hosts
-_LAST_WORDS_S = 1.0  # for a reader to read the rest after the user ended the job
+_LAST_WORDS_S = 1.0  # for a reader to read the rest after a signal ended the job
 
 
 class _Phase(enum.Enum):
@@ -54,17 +54,19 @@ class _Phase(enum.Enum):
 
 
 class Supervisor:
-    """Runs until every rank has ended and no process of the job is left.
+    """Watches a job until every rank has exited and no process of the job is left.
 
     Args:
-        guard: ends the processes of this host if this process is killed.
-        grace_s: seconds from the first failure until the other ranks are ended.
-        signal_grace_s: seconds from a signal that ends the job to the end of the ranks.
+        guard: process that kills the processes of this host if this process is killed.
+        grace_s: seconds from the first failure until the other ranks are terminated.
+        signal_grace_s: seconds from a signal that ends the job until ranks that still
+            run are terminated.
         told: function that returns the ranks' reports: rank → report.
-        stdout, stderr: this process's streams. If their reader pauses, the ranks wait;
-            if it closes them, the job ends.
-        elastic: decides what happens when a rank is lost; None: the job ends. The
-            numbers of its members are then used as the numbers of the ranks.
+        stdout, stderr: standard output and error of this process. If their reader
+            pauses, the ranks wait; if it closes them, the job ends.
+        elastic: decides what happens when a rank of an elastic job is lost. Its member
+            numbers are used here in place of ranks. If None, the job ends when a rank
+            fails.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Supervisor:
         self._mergers: dict[tuple[int, bytes], StreamMerger] = {}
         self._outputs: dict[int, RankOutput] = {}
         self._running: set[int] = set()
-        self._killed: set[int] = set()  # by order of `elastic`
+        self._killed: set[int] = set()  # members killed at the request of `elastic`
         self._forgotten: list[int] = []  # members lost before the last generation
         self._ends: list[tuple[RankEnd, RankOutput]] = []
         self._phase = _Phase.RUNNING
@@ -116,11 +118,11 @@ class Supervisor:
         """Starts a rank of this host, and watches it.
 
         Args:
-            output: output of the rank; `rank` is its number.
+            output: output of the rank; `output.rank` is the rank.
             stdout: receives the rank's standard output.
             stderr: receives the rank's standard error.
-            member: number of a newcomer in an elastic job; None: the rank.
-            options: further arguments of `RankLoop.start`.
+            member: number of a newcomer in an elastic job; default: the rank.
+            options: further arguments for `RankLoop.start`.
 
         Raises:
             OSError: no process or descriptor is available.
@@ -136,11 +138,11 @@ class Supervisor:
 
     @property
     def running(self) -> frozenset[int]:
-        """Ranks, or members of an elastic job, that have not ended."""
+        """Ranks, or members of an elastic job, that have not exited."""
         return frozenset(self._running)
 
     def kill(self, member: int) -> None:
-        """Kills a member of an elastic job, if it still runs."""
+        """Kills a member of an elastic job, if it is still running."""
         if member not in self._running:
             return
         self._killed.add(member)
@@ -170,14 +172,14 @@ class Supervisor:
         self._ends = [(end, output) for end, output in self._ends if end.code == 0]
 
     def end_job(self) -> None:
-        """Ends the ranks after the time that they have after a failure."""
+        """Terminates the ranks after `grace_s` seconds, as after a failure."""
         if self._phase is _Phase.RUNNING:
             self._enter(_Phase.GRACE, self._grace_s)
 
     # ---- other hosts ----
 
     def add_remote(self, remote: RemoteHost) -> None:
-        """Watches one more host; call `add_remote_rank` for its ranks before."""
+        """Watches one more host; call `add_remote_rank` for its ranks first."""
         self._remotes.append(remote)
         own = remote.connection
         self._loop.watch_source(own.reading, lambda: self._on_remote(remote))
@@ -187,7 +189,7 @@ class Supervisor:
             self._loop.excluded_pids.add(own.pid)
 
     def _writers(self) -> dict[int, Callable[[], None]]:
-        """Returns what writes to the hosts for which data is waiting."""
+        """Returns, by descriptor, the functions that write queued data to hosts."""
         waiting = (remote for remote in self._remotes if remote.wants_write)
         return {remote.connection.writing: remote.write for remote in waiting}
 
@@ -214,7 +216,7 @@ class Supervisor:
         self._running.add(number)
 
     def run(self, signals: Signals) -> Outcome:
-        """Watches until the end."""
+        """Watches the job until it ends; returns how it ended."""
         loop = self._loop
         loop.watch(signals, lambda: self._on_signals(signals.take()))
         if self._elastic is not None:
@@ -248,7 +250,7 @@ class Supervisor:
         self._check_sinks()
 
     def _run_while(self, unfinished: Callable[[], bool], limit_s: float) -> None:
-        """Runs the loop. A paused reader extends the limit; a signal ends the pause."""
+        """Runs the loop; while the reader of the output pauses, no time counts."""
         self._loop.run_while(unfinished, limit_s, self._step, extended_by_pauses=True)
 
     def _check_sinks(self) -> None:
@@ -256,7 +258,7 @@ class Supervisor:
         errors = [sink.error for sink in self._sinks if sink.error]
         if not errors:
             return
-        self._sinks = []  # only once: later output has no reader anyway
+        self._sinks = []  # report this once; later output has no reader
         if not isinstance(errors[0], BrokenPipeError):
             complain(f"the job ends: its output cannot be written: {errors[0]}")
         if self._running and self._phase in (_Phase.RUNNING, _Phase.GRACE):
@@ -270,7 +272,7 @@ class Supervisor:
         self._poll_elastic()
         for remote in self._open_remotes():
             if self._loop.paused:
-                remote.heard()  # its messages are not read while paused
+                remote.heard()  # messages of the agent are not read while paused
             self._on_remote_ends(remote, remote.run_periodic())
         self._periodic_at_s = time.monotonic() + REAP_EVERY_S
 
@@ -282,7 +284,7 @@ class Supervisor:
             rank=output.rank,
             code=code,
             time_s=time_s,
-            # A lost host receives no signals, so this process has not ended its ranks.
+            # A lost host receives no signals, so tfdistrun did not end its ranks.
             ended_by_us=not lost
             and (
                 self._phase in (_Phase.TERMINATING, _Phase.KILLING)
@@ -307,13 +309,13 @@ class Supervisor:
             self._enter(_Phase.GRACE, self._grace_s)
 
     def _kill_newcomers(self, elastic: ElasticJob) -> None:
-        """Kills processes that have not joined, when all ranks have ended."""
+        """Kills processes that have not joined, once all ranks have exited."""
         if not any(elastic.has_rank(member) for member in self._running):
             for member in self.running:
                 self.kill(member)
 
     def _is_elastic_now(self) -> bool:
-        """Returns whether the ranks of an elastic job get answers to their requests."""
+        """Returns whether requests of an elastic job's ranks are still answered."""
         if self._phase is _Phase.SIGNALLED:
             return self._outcome.signal == signal.SIGTERM
         return self._elastic is not None and self._phase is _Phase.RUNNING
@@ -342,7 +344,7 @@ class Supervisor:
         return [remote for remote in self._remotes if remote.state != "closed"]
 
     def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
-        """Handles the ends of ranks, and the end of a connection that was open."""
+        """Handles exits of a host's ranks, and the loss of its connection."""
         if remote.state == "closed":  # first, since new processes reuse descriptors
             self._forget(remote.connection)
         is_leaving = remote.is_leaving and remote.state == "running"
@@ -358,14 +360,14 @@ class Supervisor:
         if remote.state == "closed":
             return
         lines = remote.read_said()
-        # Until it runs, they are part of the message if it fails.
+        # Before the host runs, the lines are kept for the message if it fails.
         for line in lines if remote.state == "running" else ():
             self._stderr.print(f"[{remote.host.name}] {line}".encode())
         if not lines and remote.connection.errors is not None:
             self._loop.forget(remote.connection.errors)
 
     def _forget(self, closed: AgentConnection) -> None:
-        """Stops to watch a connection that was closed."""
+        """Stops watching a connection that was closed."""
         self._loop.forget(closed.reading)
         if closed.errors is not None:
             self._loop.forget(closed.errors)
@@ -373,13 +375,13 @@ class Supervisor:
             self._loop.excluded_pids.discard(closed.pid)
 
     def _finish_remotes(self) -> None:
-        """Lets the agents end their remaining processes; drops agents that are slow."""
+        """Lets agents terminate their remaining processes; drops slow agents."""
         left_s = 0.0
         if self._phase is _Phase.SIGNALLED:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
         for remote in self._open_remotes():
             remote.finish(left_s, self._outcome.exit_code)
-            if remote.state != "running":  # it still connects
+            if remote.state != "running":  # it is still connecting
                 remote.kill()
         self._run_while(lambda: bool(self._open_remotes()), left_s + _FINISH_S)
         for remote in self._open_remotes():
@@ -423,14 +425,14 @@ class Supervisor:
             if self._phase is _Phase.SIGNALLED:
                 self._tell_too_short()
             self._signal_ranks(signal.SIGTERM)
-            self._signal_ranks(signal.SIGCONT)  # a stopped process does not end
+            self._signal_ranks(signal.SIGCONT)  # a stopped process would not exit
             self._enter(_Phase.TERMINATING, TERM_S)
         else:
             self._enter(_Phase.KILLING, 1.0)
             self._kill()
 
     def _tell_too_short(self) -> None:
-        """Reports the ranks that are killed before they have ended."""
+        """Reports the ranks that are killed because they have not exited in time."""
         members = self._running
         if self._elastic is not None:  # newcomers have nothing to save
             members = {m for m in members if self._elastic.has_rank(m)}
@@ -456,7 +458,7 @@ class Supervisor:
         self._loop.kill()
 
     def _flush(self) -> None:
-        """Lets the reader read all remaining output; the user can end that too."""
+        """Waits until all output has been written; after a signal, for at most 1 s."""
         ends_s = float("inf")
         while not all(sink.empty for sink in self._sinks):
             if self._outcome.signal is not None:
@@ -473,7 +475,7 @@ class Supervisor:
         self._loop.close_streams()
 
     def _conclude(self) -> None:
-        """Determines how the job ended, with the reports of the ranks."""
+        """Determines how the job ended, from exit codes and the ranks' reports."""
         told = self._told()
         clocks_s = {remote.host.name: remote.clock_s for remote in self._remotes}
         if self._elastic is not None:
@@ -484,12 +486,12 @@ class Supervisor:
         self._outcome.ends = [end for end, _ in self._ends]
         for end in self._outcome.ends:
             end.told = told.get(end.rank, {})
-            if end.host in clocks_s and "time_s" in end.told:  # by that host's clock
+            if end.host in clocks_s and "time_s" in end.told:  # on that host's clock
                 time_s = float(end.told["time_s"]) + clocks_s[end.host]
                 end.told = {**end.told, "time_s": time_s}
 
     def _add_output(self, end: RankEnd, output: RankOutput) -> None:
-        """Adds the last lines of a rank to its end, and its traceback to its log."""
+        """Adds a rank's last lines to its `RankEnd`, and its traceback to its log."""
         end.tail = list(output.tail)
         end.tail_is_shown = output.tail_is_shown(self._stderr)
         if full := end.told.get("traceback"):

@@ -1,4 +1,4 @@
-"""Topology of this host's processors, from Linux's /sys."""
+"""Topology of this host's CPUs, from Linux's /sys."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ _SYSTEM = Path("/sys/devices/system")
 
 @dataclass(frozen=True, order=True)
 class Processor:
-    """A hardware thread of a core. Sorting puts those that share the most side by side.
+    """A logical CPU: one hardware thread of a core.
+
+    Sorting puts CPUs that share a socket, a NUMA node or a core next to each other.
 
     Attributes:
-        socket: number of its package.
-        node: number of its NUMA node.
-        core: lowest number of the processors of its core.
-        number: its number, as in `taskset` and /proc/cpuinfo.
+        socket: ID of the physical package.
+        node: ID of the NUMA node.
+        core: lowest CPU ID on the same core.
+        number: CPU ID, as in `taskset` and /proc/cpuinfo.
     """
 
     socket: int
@@ -29,7 +31,7 @@ class Processor:
 
 
 def parse_ranges(text: str) -> set[int]:
-    """Returns the numbers in a list in the kernel's format.
+    """Returns the numbers in a text such as "0-2,8", the kernel's list format.
 
     Raises:
         ValueError: the text is not such a list.
@@ -47,7 +49,7 @@ def parse_ranges(text: str) -> set[int]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Returns numbers as a list in the kernel's format.
+    """Returns numbers as a text such as "0-2,8", the kernel's list format.
 
     Example:
         >>> from tfdist.launch import topology
@@ -76,13 +78,13 @@ def _number(path: Path) -> int:
 
 
 def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
-    """Returns the kernel's topology of some processors, in the order of their places.
+    """Returns the topology of the given CPUs, sorted by socket, NUMA node and core.
 
-    If the kernel provides no topology (a sandbox without /sys), each processor is a
-    core of its own, and all are in one socket and one NUMA node.
+    If the kernel reports no topology (in a sandbox without /sys), each CPU is treated
+    as a core of its own, and all are in one socket and one NUMA node.
 
     Args:
-        allowed: numbers of the processors.
+        allowed: CPU IDs.
         system: the folder /sys/devices/system.
     """
     node_of = {}
@@ -108,5 +110,5 @@ def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
 
 
 def own() -> list[Processor]:
-    """Returns the processors that this process, and its children, may use."""
+    """Returns the CPUs that this process, and its children, may use."""
     return read(os.sched_getaffinity(0))

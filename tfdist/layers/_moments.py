@@ -1,4 +1,4 @@
-"""Differentiable mean and variance of the batches of all ranks.
+"""Differentiable mean and variance over the batches of all ranks.
 
 Each rank sends one row: the number of its values, their mean and their variance. The
 law of total variance combines the rows. With `n[r]` values of mean `m[r]` and variance
@@ -55,9 +55,9 @@ def synchronized_moments(
         axis: index of the channel dimension, at least 0.
         mask: bool tensor of the shape of `inputs`, True for values to include; default:
             all values.
-        slack: number that is added to the number of values before dividing, as in
-            Keras with a mask; default 0.
-        process_set: id of the process set that takes part; default all ranks.
+        slack: number added to the count of values before dividing by it, as Keras does
+            with a mask; default 0.
+        process_set: id of the process set that takes part; default: all ranks.
 
     Returns:
         Mean and variance, of shape `[C]` and equal on all ranks. Both can be

@@ -1,9 +1,9 @@
-"""Recomputes the statistics of batch normalisation, for fixed weights.
+"""Recomputes the statistics of batch normalization, for fixed weights.
 
-Moving statistics are averages over steps in which the weights were changing. In a
-training with few steps and high rates they lag behind the weights. Here the weights
-stay: the moments of several batches are combined by the law of total variance, over
-batches and ranks.
+Moving statistics are averages over steps in which the weights were changing. In
+training with few steps and high learning rates, they lag behind the weights. Here the
+weights do not change: the means and variances of several batches are combined over
+batches and ranks by the law of total variance.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ def estimate_moving_statistics(
     steps: int | None = None,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Replaces the moving statistics of batch normalisation by those of given batches.
+    """Recomputes the moving statistics of batch normalization from given batches.
 
     The model is called with `training=True` (with dropout, if it has any) for each
     batch, and the mean and variance of every layer's inputs are combined over the
-    batches and the ranks, weighted by their numbers of samples. Weights and all other
-    states of the model stay unchanged. Call it after a training, before an evaluation
-    or a save, with batches as in the training.
+    batches and the ranks, weighted by the number of samples. Weights and all other
+    states of the model stay unchanged. Call this function after training, before the
+    model is evaluated or saved, with batches as in training.
 
-    All ranks have to call this function. With synchronised layers, all ranks need the
+    All ranks have to call this function. With synchronized layers, all ranks need the
     same number of batches.
 
     Args:
         model: a built Keras model. Frozen layers keep their statistics.
         data: batches of this rank, for example a `tf.data.Dataset`: inputs, or tuples
-            (inputs, targets, ...) of which only the inputs are used. Images have equal
-            sizes in all batches.
+            (inputs, targets, ...) of which only the inputs are used. Images must have
+            the same size in all batches.
         steps: number of batches to use; default: until `data` ends.
-        process_set: the ranks that take part; only these ranks call the function;
-            default all.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Number of layers whose statistics were estimated.
@@ -57,8 +56,8 @@ def estimate_moving_statistics(
         TypeError: `model` is not a Keras model.
         ValueError: `steps` is below 1, the model is not built, or there is no batch on
             any rank.
-        NotImplementedError: a layer has `renorm=True`, which uses the statistics in
-            training, too, or is called several times in a step.
+        NotImplementedError: a layer has `renorm=True`, with which outputs in training
+            depend on moving statistics, or is called several times in a step.
         tfdist.MismatchError: the ranks' layers differ.
 
     Example:
@@ -83,15 +82,15 @@ def estimate_moving_statistics(
         raise ValueError(f"Expected steps of at least 1 or None, got {steps!r}.")
     if not model.built:
         raise ValueError(
-            f"Expected a built model, {model.name!r} is not. Call "
+            f"Expected a built model, but {model.name!r} is not built. Call "
             "model.build(input_shape) or train it first."
         )
     layers = [layer for layer in batch_normalizations(model) if layer.trainable]
     for layer in layers:
         if layer.renorm:
             raise NotImplementedError(
-                f"{layer.path} has renorm=True, so its training depends on its moving "
-                "statistics. Use tfdist.layers.combine_moving_statistics."
+                f"{layer.path} has renorm=True, so its outputs in training depend on "
+                "moving statistics. Use tfdist.layers.combine_moving_statistics."
             )
     with _statistics_of_one_batch(model, layers) as calls:
         samples, moments = _measure(model, layers, data, steps, calls)
@@ -115,7 +114,7 @@ def _measure(
     steps: int | None,
     calls: dict[int, int],
 ) -> tuple[int, list[_Moments]]:
-    """Returns the number of samples, and the moments of each layer's inputs."""
+    """Returns the number of samples, and mean and variance of each layer's inputs."""
 
     @tf.function(jit_compile=False, autograph=False, reduce_retracing=True)
     def run(inputs: Any) -> None:
@@ -124,8 +123,8 @@ def _measure(
         for layer in layers:
             if calls.get(id(layer), 0) > 1:
                 raise NotImplementedError(
-                    f"{layer.path} is called several times in a step, and has moving "
-                    "statistics of all calls. Use "
+                    f"{layer.path} is called several times in a step, so its moving "
+                    "statistics are those of all calls. Use "
                     "tfdist.layers.combine_moving_statistics."
                 )
 
@@ -150,7 +149,7 @@ class _Moments:
         self.variance: Any = 0.0
 
     def add(self, count: int, mean: Any, variance: Any) -> None:
-        """Adds a batch of `count` samples, by the law of total variance."""
+        """Adds a batch of `count` samples with the given mean and variance."""
         if count == 0:
             return
         self._count += count
@@ -168,9 +167,9 @@ class _Moments:
 def _statistics_of_one_batch(
     model: keras.Model, layers: list[Any]
 ) -> Iterator[dict[int, int]]:
-    """Makes the moving statistics those of the latest batch, and counts calls.
+    """Makes moving statistics those of the last batch only; yields counts of calls.
 
-    At the end, all variables have their values again.
+    At the end, all variables get their earlier values again.
     """
     values = [(v, v.numpy()) for v in model.variables]
     momenta = [layer.momentum for layer in layers]
@@ -178,7 +177,7 @@ def _statistics_of_one_batch(
     try:
         for layer in layers:
             layer.momentum = 0.0
-            # A value that is not finite would stay: 0 times it is not 0.
+            # A value that is not finite would persist: its product with 0 is NaN.
             layer.moving_mean.assign(tf.zeros_like(layer.moving_mean))
             layer.moving_variance.assign(tf.ones_like(layer.moving_variance))
             object.__setattr__(layer, "call", _counted(layer, calls))
@@ -192,7 +191,7 @@ def _statistics_of_one_batch(
 
 
 def _counted(layer: Any, calls: dict[int, int]) -> Any:
-    """Returns the `call` of a layer that also counts."""
+    """Returns a layer's `call`, wrapped such that it counts its calls."""
     call = layer.call
 
     @functools.wraps(call)

@@ -1,7 +1,7 @@
 """Saves the states of a model's random number generators in its .keras file.
 
-Keras does not save these states, so a resumed training would repeat the dropout masks.
-Keras ignores the additional member of the file.
+Keras does not save these states, so resumed training would repeat the dropout masks.
+Keras ignores the additional member of the archive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
 
 
 def set_states(model: keras.Model, states: list[list[int]] | None) -> bool:
-    """Restores this rank's generators from saved states, if their numbers match.
+    """Restores the states of this rank's generators, if there are equally many.
 
     Returns:
         Whether the states were restored.

@@ -25,27 +25,26 @@ def broadcast_seed_generators(
     root: int = 0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Seeds the random number generators of a model's layers from those of one rank.
+    """Seeds the random number generators of a model's layers from those of rank `root`.
 
     Dropout, noise and augmentation layers have their own generators
     (`keras.random.SeedGenerator`). With "distinct", every rank gets a different seed,
     derived from the seed of `root`. The samples of all ranks then have independent
     masks, as in a larger batch of one process. With "equal", all ranks have the masks
-    of `root`. In both cases a run can be repeated with the same seed on `root`, e.g.
+    of `root`. In both cases a run can be reproduced with the same seed on `root`, e.g.
     from `keras.utils.set_random_seed`. The earlier seeds of other ranks have no effect.
 
     `BroadcastInitialState` calls this function at the start of `fit`. In a custom loop,
     call it once after the model is built or loaded. A later call sets the same seeds
-    again, at the current position in the stream of `root`. Random numbers that do not
-    come from a generator of a layer (`keras.random.normal(shape)`, `tf.random`, NumPy)
-    are not affected. Seed them with `tfdist.data.seed`.
+    again, at the current position in the random stream of `root`. Random numbers that
+    do not come from a generator of a layer (`keras.random.normal(shape)`, `tf.random`,
+    NumPy) are not affected. Seed these with `tfdist.data.seed`.
 
     Args:
         model: a built model or layer.
         seeds: "distinct" (default) or "equal".
         root: the rank whose generators are used and not changed; default 0.
-        process_set: the ranks that take part; only these ranks call the function;
-            default all.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Number of generators.

@@ -1,8 +1,8 @@
-"""Combines the moving statistics of plain batch normalisation over the ranks.
+"""Combines the moving statistics of plain batch normalization over the ranks.
 
 Each rank updates its layers with its own batches only, so moving means and variances
-differ between ranks. A model that is evaluated or saved needs a single set of them,
-computed from the data of all ranks.
+differ between ranks. A model that is evaluated or saved needs one mean and variance for
+each layer, computed from the data of all ranks.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ def combine_moving_statistics(
     weight: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Combines the moving statistics of batch normalisation over all ranks.
+    """Combines the moving statistics of batch normalization over all ranks.
 
     Let `w[r]` be the weight of rank `r` divided by the sum of all weights. By the law
     of total variance, the combined mean is `sum w[r] mean[r]`, and the combined
     variance is `sum w[r] (variance[r] + (mean[r] - mean)^2)`, i.e. the mean of the
     ranks' variances plus the variance of their means. Both are computed in float64.
-    Float32 statistics that are equal on all ranks (of a synchronised or frozen layer)
-    are therefore not changed by a single bit.
+    Float32 statistics that are equal on all ranks (of a synchronized or frozen layer)
+    therefore stay bitwise identical.
 
     All ranks have to call this function. Training can continue afterwards: every rank
     starts from the combined statistics and updates them with its own batches. Training
-    does not use moving statistics, so combining them has no effect on it. With
-    `renorm=True` training uses additional statistics, which are not changed.
+    does not use moving statistics, so combining them has no effect on training. With
+    `renorm=True`, training uses additional statistics (`renorm_mean`, `renorm_stddev`),
+    which are not changed.
 
     Args:
         model: a model or layer; layers that are not built are ignored.
         weight: weight of this rank's data, for example its batch size if batch sizes
             differ between ranks; default 1.0, the same for all ranks.
-        process_set: the ranks that take part; only these ranks call the function;
-            default all.
+        process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
         Number of layers whose statistics were combined.
@@ -88,7 +88,7 @@ def combine_at(
     """Runs `combine_moving_statistics`; checks that `where` is equal on all ranks.
 
     Args:
-        where: the place of the call.
+        where: where the function is called, e.g. "to save a checkpoint".
         model: as in `combine_moving_statistics`.
         weight: as in `combine_moving_statistics`.
         process_set: as in `combine_moving_statistics`.
@@ -150,7 +150,7 @@ def total_moments(
 
 
 def _pairs(layer: Any) -> list[tuple[Any, Any, bool]]:
-    """Returns triples of mean, spread, and whether the spread is a deviation."""
+    """Returns triples (mean, variance or deviation, whether it is the deviation)."""
     pairs = [(layer.moving_mean, layer.moving_variance, False)]
     if layer.renorm:
         pairs.append((layer.moving_mean, layer.moving_stddev, True))
@@ -186,7 +186,7 @@ def _share(
             )
         if other["layers"] != first["layers"]:
             raise errors.MismatchError(
-                "The batch normalisation layers differ between ranks: "
+                "The batch normalization layers differ between ranks: "
                 f"{_difference(ranks[0], first['layers'], rank, other['layers'])}. "
                 "Build the same model on all ranks. (Keras appends numbers to layer "
                 "names. If only these numbers differ, call "

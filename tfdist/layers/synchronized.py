@@ -1,6 +1,6 @@
-"""Batch normalisation over the batches of all ranks.
+"""Batch normalization over the batches of all ranks.
 
-A synchronised layer is a Keras layer whose mean and variance are computed over the
+A synchronized layer is a Keras layer whose mean and variance are computed over the
 batches of all ranks. Its class has the same name as the Keras class, so a saved model
 contains the plain `keras.layers.BatchNormalization` and loads without tfdist.
 """
@@ -27,14 +27,14 @@ _contexts_seen: WeakRegistry[bool] = WeakRegistry()
 
 
 class _Synchronized:
-    """Mixin before a batch normalisation's own class."""
+    """Mixin that makes a batch normalization layer use the statistics of all ranks."""
 
-    # Defined by the layer's own class.
+    # Defined by the layer's own class, which follows this class in the MRO.
     axis: int
     gamma: Any
     beta: Any
 
-    # Class attributes, so that a copy from from_config() is synchronised, too.
+    # Class attributes, so that a copy from from_config() is synchronized as well.
     _tfdist_own: type
     _tfdist_set: ProcessSet | None
 
@@ -50,7 +50,7 @@ class _Synchronized:
         if mask is not None:
             mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
             mask = tf.cast(mask, tf.bool)
-            slack = keras.config.epsilon()  # what Keras adds to the count
+            slack = keras.config.epsilon()  # Keras adds this to the count
         return synchronized_moments(
             inputs,
             self.axis % len(inputs.shape),
@@ -62,8 +62,9 @@ class _Synchronized:
     def _weighted_too_late(self) -> list[Any]:
         """Returns variables whose gradients cannot be weighted after the backward pass.
 
-        These include the variables of all earlier layers, so the method returns all
-        variables of the model, once for each call of the model.
+        The gradients of all earlier layers have passed through this layer. So the first
+        synchronized layer in a call of the model returns all trainable variables of the
+        model, and the other synchronized layers return only their own.
         """
         own = [v for v in (self.gamma, self.beta) if v is not None]
         context = global_state.get_global_attribute("current_call_ctx")
@@ -84,13 +85,13 @@ class _Synchronized:
 def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     *, process_set: ProcessSet | None = None, **kwargs: Any
 ) -> keras.layers.BatchNormalization:
-    """Creates a `keras.layers.BatchNormalization` over the batches of all ranks.
+    """Creates a batch normalization layer that uses the batches of all ranks.
 
     In training, the layer uses the mean and variance over the batches of all ranks. All
     values have equal weight, even if batch sizes differ or a rank's batch is empty.
     Outputs, gradients and moving statistics therefore match those of one process with
     the concatenated batch, and moving statistics are equal on all ranks. In inference
-    the layer behaves like the Keras layer.
+    the layer behaves like `keras.layers.BatchNormalization`.
 
     Gradients pass through the reduction. As for all operations of tfdist, they are
     gradients of the sum of all ranks' losses. `DistributedOptimizer` and
@@ -104,12 +105,12 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     All ranks have to call the layer, forward and backward, equally often and in the
     same order. With `C` channels, each training call costs one operation in the forward
     pass, in which every rank sends `2 C + 1` numbers to every other rank (`3 C` with a
-    mask), and one allreduce of `2 C` numbers in the backward pass. For half types,
-    statistics are computed in float32.
+    mask), and one allreduce of `2 C` numbers in the backward pass. For float16 and
+    bfloat16, statistics are computed in float32.
 
     Args:
-        process_set: the ranks whose batches are normalised together, including this
-            rank; default all.
+        process_set: the ranks whose batches are normalized together, including this
+            rank; default: all ranks.
         **kwargs: arguments of `keras.layers.BatchNormalization`, except `synchronized`,
             which is for `tf.distribute`.
 
@@ -134,12 +135,12 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
         by Reducing Internal Covariate Shift", ICML 2015, algorithm 1.
 
         C. Peng et al., "MegDet: A Large Mini-Batch Object Detector", CVPR 2018, section
-        3.3 (batch normalisation over several devices).
+        3.3 (batch normalization over several devices).
     """
     if "synchronized" in kwargs:
         raise TypeError(
             "SyncBatchNormalization does not accept 'synchronized'. In Keras this "
-            "argument is for tf.distribute, whereas this layer always synchronises "
+            "argument is for tf.distribute, whereas this layer always synchronizes "
             "over tfdist's ranks. Remove the argument."
         )
     _check_member(process_set)
@@ -150,30 +151,29 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
 def synchronize_batch_normalization(
     model: _Layer, *, process_set: ProcessSet | None = None
 ) -> _Layer:
-    """Converts the batch normalisation layers of a model to synchronised layers.
+    """Converts the batch normalization layers of a model to synchronized layers.
 
     The layer objects, their weights and their names do not change; only their class is
     replaced, see `SyncBatchNormalization`. Models that are already built or trained,
     models from `keras.applications`, and nested models can be converted. Convert a
     model before `fit`, and again after `keras.models.load_model`, which returns plain
-    layers. If a model creates layers in `build`, build it first; later layers are not
-    converted. Frozen layers do not use batch statistics, so their results do not
-    change.
+    layers. If a model creates layers in `build`, build it first: layers created after
+    the conversion are not converted. Frozen layers do not use batch statistics, so
+    their results do not change.
 
     Args:
         model: a model or layer; changed in place.
-        process_set: the ranks whose batches are normalised together, including this
-            rank; default all. It replaces the process set of layers that were
-            converted earlier.
+        process_set: the ranks whose batches are normalized together, including this
+            rank; default: all ranks. Layers that were converted earlier also get this
+            process set.
 
     Returns:
-        The same model or layer. `is_synchronized` returns which of its layers are
-        synchronised.
+        `model` itself. `is_synchronized` returns whether a layer is synchronized.
 
     Raises:
-        TypeError: `model` is not a Keras layer, or one of its batch normalisation
+        TypeError: `model` is not a Keras layer, or one of its batch normalization
             layers overrides `call` or `_moments`. No layer is converted.
-        ValueError: `model` has no batch normalisation, or this rank is not in
+        ValueError: `model` has no batch normalization layer, or this rank is not in
             `process_set`.
 
     Example:
@@ -214,7 +214,7 @@ def is_synchronized(layer: Any) -> bool:
 def batch_normalizations(
     model: keras.layers.Layer,
 ) -> list[keras.layers.BatchNormalization]:
-    """Returns a model's batch normalisation layers, in order and without duplicates."""
+    """Returns a model's batch normalization layers, in order and without duplicates."""
     layers = model._flatten_layers()
     unique = {
         id(layer): layer
@@ -236,7 +236,7 @@ def _check_convertible(layer: Any) -> None:
     for method in ("call", "_moments"):
         if getattr(own, method) is not getattr(plain, method):
             raise TypeError(
-                f"Cannot synchronise the layer {layer.name!r}. Expected Keras's own "
+                f"Cannot synchronize the layer {layer.name!r}. Expected Keras's own "
                 f"BatchNormalization, got {own.__name__}, which overrides {method}() "
                 "and may compute different statistics. Convert the other layers one "
                 "by one with synchronize_batch_normalization(layer)."
@@ -251,6 +251,6 @@ def _convert(layer: Any, process_set: ProcessSet | None) -> None:
 
 @functools.cache
 def _synchronized_class(own: Any, process_set: ProcessSet | None) -> Any:
-    """Returns the synchronised subclass of a layer's class, with the class's name."""
+    """Returns the synchronized subclass of `own`, which has the same name as `own`."""
     attributes = {"_tfdist_own": own, "_tfdist_set": process_set}
     return subclass_under_own_name(own, _Synchronized, keras.layers, attributes)

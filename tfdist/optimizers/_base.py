@@ -11,9 +11,10 @@ from tfdist.optimizers import _exclusions, _options
 
 
 class OptimizerWithExclusions(keras.optimizers.Optimizer):
-    """Checks options, excludes variables from the decay, makes gradients dense.
+    """Base class that checks options, applies `exclude`, and makes gradients dense.
 
-    Weight decay is left to `update_step`. The arguments are those of `MomentumSGD`.
+    Subclasses apply the weight decay in `update_step`. The arguments are those of
+    `MomentumSGD`.
     """
 
     def __init__(

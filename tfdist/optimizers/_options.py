@@ -1,4 +1,4 @@
-"""Checks of option values, whose errors contain the expected and actual values."""
+"""Checks of option values; their errors contain the expected and the actual value."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from tfdist.optimizers._base import OptimizerWithExclusions, wide_dtype
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class LAMB(OptimizerWithExclusions):
-    """Adam whose step is a fraction of the norm of each layer.
+    """Adam with layer-wise steps, each proportional to the norm of the layer's weights.
 
-    Let g be the gradient, t the number of the update from 1, `|.|` the Euclidean norm
+    Let g be the gradient, t the number of the update, from 1, `|.|` the Euclidean norm
     of one variable, and rate the global learning rate of the update::
 
         m <- beta_1 * m + (1 - beta_1) * g

@@ -23,7 +23,7 @@ class MomentumSGD(OptimizerWithExclusions):
 
     There are two differences from `keras.optimizers.SGD`. First, weight decay is added
     to the gradient and so becomes part of the velocity, whereas Keras decays the
-    weights separately. Second, biases and the scale and shift of normalisation layers
+    weights separately. Second, biases and the scale and shift of normalization layers
     are not decayed.
 
     With `momentum_correction=True` the rate is not part of the velocity:
@@ -47,7 +47,7 @@ class MomentumSGD(OptimizerWithExclusions):
         nesterov: whether to use Nesterov momentum; default False.
         weight_decay: factor of w in the gradient, at least 0; default None: 0.
         exclude: variables without weight decay. Default None: variables of at most one
-            dimension (biases, gamma and beta). Alternatively, a regular expression or a
+            dimension (biases, gamma and beta). Otherwise, a regular expression or a
             list of them, which are searched for in `variable.path`; a pattern without a
             match logs a warning. Or a function that accepts a variable and returns
             whether it is excluded. To save the model, register this function with
@@ -61,8 +61,8 @@ class MomentumSGD(OptimizerWithExclusions):
         global_clipnorm: maximum norm of all gradients together, above 0; default None.
         use_ema: whether to keep moving averages of the weights; default False.
         ema_momentum: momentum of the moving averages, in [0, 1]; default 0.99.
-        ema_overwrite_frequency: number of steps after which the weights are replaced by
-            their averages; default None: at the end of `fit`.
+        ema_overwrite_frequency: number of steps after which the weights are replaced
+            with their averages; default None: at the end of `fit`.
         loss_scale_factor: fixed loss scale, above 0; default None.
         gradient_accumulation_steps: number of batches per update, at least 2; default
             None.

@@ -69,7 +69,7 @@ def sgd_share(step: float, center: float, period: float) -> float:
     Args:
         step: index of the step, from 0, counted over all epochs.
         center: step at which the share is 1/2.
-        period: the share rises with slope 1 / period at `center`.
+        period: inverse of the slope of the share at `center`, in steps.
 
     Returns:
         exp(2 (step - center) / period) / 2 before `center`, then 1/2 +

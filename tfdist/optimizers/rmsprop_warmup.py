@@ -13,9 +13,9 @@ from tfdist.optimizers.momentum_sgd import MomentumSGD
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class RMSpropWarmup(MomentumSGD):
-    """SGD with momentum that begins as RMSprop, in place of a warm-up of the rate.
+    """SGD with momentum that begins as RMSprop, instead of a learning-rate warm-up.
 
-    Let g be the gradient, rate the learning rate of the step, s the number of the step
+    Let g be the gradient, rate the learning rate of the step, s the index of the step,
     from 0, and a = `sgd_share(s, center_steps, period_steps)`, which rises from about 0
     to 1::
 
@@ -43,7 +43,7 @@ class RMSpropWarmup(MomentumSGD):
         center_steps: step at which SGD and RMSprop have equal shares, above 0.
         period_steps: length of the transition, above 0: it is over after `center_steps`
             and half a period.
-        rmsprop_rate: rate of RMSprop, above 0; default 3e-4, the paper's.
+        rmsprop_rate: rate of RMSprop, above 0; default 3e-4, as in the paper.
         rho: factor of the mean of the squares, in [0, 1); default 0.99.
         epsilon: added to the root of this mean, above 0; default 1e-8.
         momentum: factor of the velocity, in [0, 1]; default 0.9.
@@ -108,7 +108,7 @@ class RMSpropWarmup(MomentumSGD):
         self.epsilon = _options.number("epsilon", epsilon, above=0)
 
     def build(self, variables: list[Any]) -> None:
-        """Creates velocities and mean squares, zeros of the variables' shapes."""
+        """Creates velocities and mean squares as zeros with the variables' shapes."""
         if self.built:
             return
         super().build(variables)

@@ -19,11 +19,11 @@ class Warmup(_Schedule):
     With W = `warmup_steps`, the rate of step i is
 
         rate(i) = f(i) * schedule(i),    f(i) = start + (1 - start) * i / W for i < W,
-                                         f(i) = 1 from step W on;
+                                         f(i) = 1 from step W on.
 
-    With `delay=True`, schedule(i) is replaced by schedule(max(i - W, 0)): the rate
+    With `delay=True`, schedule(max(i - W, 0)) is used in place of schedule(i): the rate
     rises to schedule(0), and the schedule begins after the warm-up. In both forms the
-    factor does not jump at step W.
+    warm-up factor f does not jump at step W.
 
     Steps are batches of one rank, even with `gradient_accumulation_steps`, where
     `optimizer.iterations` is the number of updates. A schedule cannot adjust the

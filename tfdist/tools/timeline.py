@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist.core.timeline import merging
 
 HELP = "merge the files of TFDIST_TIMELINE into one trace"
-_MAX_LISTED = 5  # listed files and lines that were left out
+_MAX_LISTED = 5  # skipped files and lines that are listed
 _MAX_RANKS = 8  # ranks with a separate line
 
 
@@ -60,7 +60,7 @@ def report(summary: merging.Summary) -> str:
     if summary.dropped:
         lines.append(f"{summary.dropped} records were lost (buffer full)")
     if summary.left_out:
-        lines.append(f"left out: {len(summary.left_out)} files or lines of files")
+        lines.append(f"skipped: {len(summary.left_out)} files or lines of files")
         lines += [f"  {one}" for one in summary.left_out[:_MAX_LISTED]]
         more = len(summary.left_out) - _MAX_LISTED
         lines += [f"  and {more} more"] if more > 0 else []
@@ -73,7 +73,7 @@ def report(summary: merging.Summary) -> str:
 
 
 def _exposure(summary: merging.Summary) -> list[str]:
-    """Lists exposed communication for the ranks that have the most."""
+    """Lists the exposed communication of the ranks with the most of it."""
     if not summary.exposed:
         return []
     ranks = sorted(summary.exposed, key=lambda r: -summary.exposed[r].mean_ms)

@@ -1,1 +1,1 @@
-"""The optimizer, evaluation, prediction, and code shared with the callbacks."""
+"""The optimizer, evaluation, prediction, restoring, and code shared with callbacks."""

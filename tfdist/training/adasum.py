@@ -1,13 +1,13 @@
 """Mixins for `op=ReduceOp.ADASUM`: ranks take their own steps, which are combined.
 
-Adasum combines the updates that each rank would make on its own. For an optimizer with
-a state, that is the change of the weights rather than the gradient: each rank takes its
-own step, the changes are reduced by Adasum, and the result is added to the weights from
-before the step. Slots (momentum, ...) stay those of each rank.
+Adasum combines the updates that each rank would make on its own. For a stateful
+optimizer, the update is the change of the weights, not the gradient: each rank takes
+its own step, Adasum reduces the changes, and the result is added to the weights from
+before the step. Each rank keeps its own slots (momentum, ...).
 
 References:
     S. Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021
-    (arXiv:2006.02924), on optimizers with a state.
+    (arXiv:2006.02924), on stateful optimizers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfdist.training.optimizer_mixins import Reducing
 
 
 class ReducingChanges(Reducing):
-    """Mixin of an optimizer that reduces the changes of the variables by Adasum."""
+    """Mixin for an optimizer that reduces the changes of its variables with Adasum."""
 
     def _reduced(
         self, grads: list[Any], variables: list[Any], weight: Any
@@ -42,7 +42,7 @@ class ReducingChanges(Reducing):
     def reduce_for_update(
         self, grads: list[Any], variables: list[Any], weight: Any
     ) -> list[Any]:
-        """Returns this rank's gradients, dense, with zeros for those of other ranks."""
+        """Returns this rank's dense gradients, zero where only other ranks have one."""
         why = "op=tfdist.ReduceOp.ADASUM is used"
         options = self.tfdist_options
         return reduction.fill_missing(grads, variables, options, why=why)
@@ -78,7 +78,7 @@ class ReducingChanges(Reducing):
 
 
 class ReducingChangesWithAddedScale(ReducingChanges, ReducingWithAddedScale):
-    """The same for a `LossScaleOptimizer` that `DistributedOptimizer` has added."""
+    """`ReducingChanges` for the `LossScaleOptimizer` that tfdist adds."""
 
 
 WITH_ADASUM: dict[Any, Any] = {
@@ -88,7 +88,7 @@ WITH_ADASUM: dict[Any, Any] = {
 
 
 def own_slots(optimizer: Any) -> list[Any]:
-    """Returns the slots that differ between ranks because of Adasum; others: [].
+    """Returns the slots that differ between ranks because of Adasum, or [].
 
     Args:
         optimizer: a Keras optimizer, wrapped or not.

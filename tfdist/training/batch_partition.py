@@ -1,7 +1,7 @@
-"""Partitions data that all ranks have into contiguous ranges of batches.
+"""Splits data that every rank has into contiguous ranges of batches.
 
-The batches are the same as in one process, so a batch gives the same results on any
-rank. Rank r gets the r-th range.
+The batches are the same as in one process, so the result for a batch does not depend on
+the rank that processes it. Rank r gets the r-th range.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Part:
     Attributes:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
             rank has no batches.
-        first: the same arguments for the first batch, available on every rank.
-        fingerprint: describes the data; equal on ranks with equal data. For arrays it
-            covers some of the rows, for datasets the number and form of batches.
+        first: such arguments for the first batch of all data, available on every rank.
+        fingerprint: text that describes the data; equal on ranks with equal data. For
+            arrays it includes a hash of some rows; for other data, only the type and
+            number of the batches.
     """
 
     inputs: dict[str, Any] | None
@@ -41,7 +42,7 @@ class Part:
 
 
 def contiguous_range(count: int, place: int, size: int) -> tuple[int, int]:
-    """Returns the range of `count` batches that belongs to one of `size` ranks.
+    """Returns the range of batches that one of `size` ranks processes.
 
     Args:
         count: number of batches.
@@ -83,7 +84,7 @@ def partition(
     Raises:
         TypeError: data of this type cannot be partitioned.
         ValueError: the data are empty, shuffled, infinite, of unequal lengths, or
-            already sharded.
+            already sharded; or an argument is not valid for them.
     """
     if batch_size is not None and (
         isinstance(batch_size, bool)
@@ -101,7 +102,7 @@ def partition(
             if value is not None:
                 raise ValueError(
                     f"Expected {name} in the elements of the {kind}, got it as an "
-                    f"argument of {function}, too. Leave {name} out."
+                    f"argument of {function}. Omit {name}."
                 )
         if kind == "tf.data.Dataset":
             return _of_dataset(function, x, batch_size, place, size)
@@ -161,7 +162,7 @@ def _listed(structure: Any) -> Any:
 
 
 def _in_words(array: Any, total: int) -> str:
-    """Returns row shape, dtype, and a hash of evenly spaced rows.
+    """Describes an array by dtype, row shape, and a hash of evenly spaced rows.
 
     The hash depends on the order of the rows.
     """
@@ -182,7 +183,7 @@ def _bytes_of(rows: Any) -> bytes:
     values = np.asarray(rows)
     if not values.dtype.hasobject:
         return values.tobytes()
-    # The repr of other objects may differ between ranks.
+    # Only strings: the repr of other objects may differ between ranks.
     return repr([v for v in values.flat if isinstance(v, str | bytes)]).encode()
 
 
@@ -230,7 +231,7 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    # The data may be sharded over all ranks, not only over the ranks of the set.
+    # The data may be sharded over all ranks, not only over those of the process set.
     for among in {size, runtime.size()}:
         _dataset_checks.check_order(dataset, function, among)
     if batch_size is not None:
@@ -254,9 +255,9 @@ def _of_dataset(
 def _counted(function: str, batched: tf.data.Dataset) -> int:
     """Returns the number of batches; reads all data if the number is unknown.
 
-    Keras needs this number, too. At the end of data of unknown length, it runs one more
-    step without data and executes the parts of this step that need no data, for example
-    counting a batch for the loss of one of several outputs.
+    Keras also needs this number. At the end of data of unknown length, Keras runs one
+    more step without data. Operations of this step that need no data still run, such as
+    the count of batches for the loss of one of several outputs.
     """
     count = int(batched.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
@@ -305,7 +306,7 @@ def _of_sequence(
     if batch_size is not None:
         raise ValueError(
             f"Expected no batch_size in {function} with a keras.utils.PyDataset, which "
-            f"returns batches, got {batch_size}. Leave batch_size out."
+            f"returns batches, got {batch_size}. Omit batch_size."
         )
     count = sequence.num_batches
     if count is None:

@@ -1,7 +1,7 @@
 """Checksums of checkpoint files, and the newest undamaged checkpoint in a folder.
 
-The checksum of a file is in a second file beside it, NAME.sha256, in the format of
-`sha256sum`, so that `sha256sum -c NAME.sha256` checks it without tfdist.
+The checksum of the file NAME is stored next to it, in NAME.sha256. It has the format of
+`sha256sum`, so that `sha256sum -c NAME.sha256` checks the file without tfdist.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ _logger = logging.getLogger("tfdist")
 
 
 def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
-    """Returns the newest checkpoint of a folder or pattern that is not damaged.
+    """Returns the newest undamaged checkpoint in a folder, or matching a pattern.
 
     A damaged or incomplete file is skipped, and the reason is logged. Files that
     `tfdist.callbacks.Checkpoint` has written are compared with their checksums
-    (NAME.sha256). Of a ".keras" file without a checksum, the CRC-32 of each member is
-    checked; other files without a checksum are not checked.
+    (NAME.sha256). For a ".keras" file without a checksum, the CRC-32 of each member of
+    the archive is checked. Other files without a checksum are not checked.
 
-    If the names of the files differ in a single number ("step-0000500.keras",
-    "step-0001000.keras"), the largest number is the newest. Otherwise, the modification
-    time decides.
+    If the file names differ only in one number ("step-0000500.keras",
+    "step-0001000.keras"), the file with the largest number is the newest. Otherwise,
+    the modification time decides.
 
-    It is not a collective operation: call it on one rank, and send the result to the
-    others.
+    This is not a collective operation: call it on one rank, and broadcast the result.
 
     Args:
         path: a folder, whose ".keras" files are considered; or a pattern such as
@@ -84,7 +83,7 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 
 def damage(path: str | os.PathLike[str]) -> str | None:
-    """Returns in which way a checkpoint is damaged; None if no damage is found."""
+    """Describes the damage to a checkpoint; returns None if no damage is found."""
     listed = checksum_file(path)
     try:
         if listed.exists():
@@ -117,10 +116,10 @@ def checksum_file(path: str | os.PathLike[str]) -> Path:
 
 
 def checksum_line(digest: str, listed: Path) -> str:
-    r"""Returns the line of a checksum file for one content of the file.
+    r"""Returns the line of a checksum file that contains a given digest.
 
     Args:
-        digest: SHA-256 of the content, in hexadecimal.
+        digest: SHA-256 of the checkpoint, in hexadecimal.
         listed: path of the checksum file.
 
     Example:
@@ -140,10 +139,10 @@ def newest_first(times: Mapping[str, float]) -> list[str]:
     """Sorts file names from the newest to the oldest.
 
     Args:
-        times: file names, and when each was modified, in any unit.
+        times: the modification time of each file name, in any unit.
 
     Returns:
-        The names, by their number if they differ in a single one; otherwise by time.
+        The names, sorted by number if they differ only in one number, else by time.
 
     Example:
         >>> newest_first({"step-9.keras": 2.0, "step-10.keras": 1.0})
@@ -155,7 +154,7 @@ def newest_first(times: Mapping[str, float]) -> list[str]:
     columns = list(zip(*parts.values(), strict=False))
     varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
     same_length = len({len(one) for one in parts.values()}) == 1
-    if same_length and len(varying) == 1 and varying[0] % 2:  # odd places: the numbers
+    if same_length and len(varying) == 1 and varying[0] % 2:  # odd indices: numbers
         place = varying[0]
         return sorted(
             times, key=lambda name: (int(parts[name][place]), name), reverse=True

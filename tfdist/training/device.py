@@ -34,7 +34,7 @@ def pin_gpu() -> tf.config.PhysicalDevice | None:
             f"Expected a GPU for each of the {local_size} ranks on this host, got "
             f"{len(gpus)} visible GPUs. Start at most {len(gpus)} ranks on this host, "
             "or check CUDA_VISIBLE_DEVICES. If your launcher assigns a GPU to each "
-            "rank, leave out pin_gpu()."
+            "rank, do not call pin_gpu()."
         )
     gpu = gpus[local_rank]
     try:

@@ -17,7 +17,7 @@ from tfdist.training.optimizer_mixins import Reducing, identities
 
 
 class ReducingPrevious(Reducing):
-    """Mixin of an optimizer that reduces the gradients of the step before."""
+    """Mixin for an optimizer that reduces the gradients of the previous step."""
 
     def reduce_for_update(
         self, grads: list[Any], variables: list[Any], weight: Any
@@ -35,7 +35,7 @@ class ReducingPrevious(Reducing):
     def _to_accumulate(
         self, grads: list[Any], variables: list[Any], weight: Any
     ) -> list[Any]:
-        _check_supported(self)  # raises
+        _check_supported(self)  # raises: accumulation is not supported
         return super()._to_accumulate(grads, variables, weight)
 
     def _update_if_finite(
@@ -52,7 +52,7 @@ class ReducingPrevious(Reducing):
         return tf.cond(was_full, take, lambda: tf.constant(False))
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the state; gradients of the state before are dropped."""
+        """Loads the state; drops buffered gradients, which belong to the old state."""
         super().load_own_variables(store)
         clear_buffers(self._trainable_variables)
 
@@ -62,7 +62,7 @@ class ReducingPrevious(Reducing):
 
 
 def check_wrappable(optimizer: Any) -> None:
-    """Raises ValueError if `DistributedOptimizer(double_buffering=True)` cannot wrap.
+    """Raises ValueError if an optimizer cannot be used with `double_buffering=True`.
 
     Args:
         optimizer: a Keras optimizer, which is not wrapped yet.
@@ -73,7 +73,7 @@ def check_wrappable(optimizer: Any) -> None:
         raise ValueError(
             "double_buffering=True cannot be used with a LossScaleOptimizer "
             "(mixed_float16 adds one): the gradients of a step would be unscaled with "
-            "the scale of the next one. Use the policy mixed_bfloat16, or leave out "
+            "the scale of the next one. Use the policy mixed_bfloat16, or omit "
             "double_buffering."
         )
     _check_supported(optimizer)
@@ -84,6 +84,6 @@ def _check_supported(optimizer: Any) -> None:
         if one.gradient_accumulation_steps:
             raise ValueError(
                 "gradient_accumulation_steps cannot be used with double_buffering=True,"
-                f" got {one.gradient_accumulation_steps!r} for {one.name!r}. Leave out "
+                f" got {one.gradient_accumulation_steps!r} for {one.name!r}. Use only "
                 "one of them."
             )

@@ -114,13 +114,13 @@ def evaluate(
                 f"{names}, but its test_step returned {sorted(logs)}. Return the "
                 "results of metrics: self.get_metrics_result()."
             )
-        if part.inputs is None:  # only created the states; another rank evaluates it
+        if part.inputs is None:  # the batch of another rank, run to create the states
             model.reset_metrics()
         now = Snapshot(model)
         return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
 
     now, told = ranks.run("after the last batch", work)
-    ranks.agree(told, "metrics", "the metrics", "Use the same compile arguments.")
+    ranks.agree(told, "metrics", "the metric list", "Use the same compile arguments.")
     agree_on_weights(model, ranks, told)  # including weights from the first batch
     [total] = combine([now], timeout_s=timeout_s, process_set=process_set)
     now.assign(total)
@@ -136,7 +136,7 @@ def start(
     sample_weight: Any,
     batch_size: int | None,
 ) -> tuple[Part, dict[str, Any]]:
-    """Returns this rank's part, and the facts that have to be equal on all ranks.
+    """Returns this rank's part of the data, and facts that all ranks compare.
 
     Raises:
         TypeError: `model` is not a Keras model, or the data cannot be partitioned.
@@ -166,7 +166,15 @@ def agree_on_start(
     ranks: CoordinatedCall,
     prepare: Callable[[], tuple[Part, dict[str, Any]]],
 ) -> tuple[Part, list[dict[str, Any]]]:
-    """Checks that all ranks start from the same facts.
+    """Checks that all ranks have the same data, weights and preprocessing layers.
+
+    Args:
+        model: the model.
+        ranks: the call that all ranks make.
+        prepare: function that returns this rank's part of the data and its facts.
+
+    Returns:
+        This rank's part, and the facts of all ranks in rank order.
 
     Raises:
         tfdist.MismatchError: the facts differ.
@@ -180,7 +188,7 @@ def agree_on_start(
 
 
 def bar_of(verbose: str | int, ranks: CoordinatedCall) -> str | int:
-    """Returns `verbose` for this rank; by default one rank shows a progress bar."""
+    """Returns `verbose` for this rank; by default, only the first rank shows a bar."""
     if verbose != "auto" or runtime.rank() == ranks.ranks[0]:
         return verbose
     return 0
@@ -192,7 +200,7 @@ def agree_on_weights(
     """Checks that all ranks have the same weights.
 
     Raises:
-        tfdist.MismatchError: a weight differs. All ranks raise it.
+        tfdist.MismatchError: a weight differs; raised on all ranks.
     """
     first = told[0]["weights"]
     for rank, other in zip(ranks.ranks, told, strict=True):
@@ -205,12 +213,10 @@ def agree_on_weights(
             index = next(i for i, p in enumerate(prints) if p != first[i])
             path = model.weights[index].path
             what = f"the weight {path!r} differs from rank {ranks.ranks[0]}"
-            advice = "Call tfdist.broadcast_variables(model.weights) before it."
+            advice = "Call tfdist.broadcast_variables(model.weights) first."
             if path.rpartition("/")[2].startswith("moving_"):
-                advice = (
-                    "Call tfdist.layers.combine_moving_statistics(model) before it."
-                )
+                advice = "Call tfdist.layers.combine_moving_statistics(model) first."
         raise errors.MismatchError(
-            f"The ranks differ in tfdist.{ranks.function}: on rank {rank} {what}. "
+            f"The models differ in tfdist.{ranks.function}: on rank {rank} {what}. "
             f"{advice}"
         )

@@ -1,20 +1,21 @@
-"""Compiles a training step with XLA (`jit_compile=True`), wholly or up to gradients.
+"""Compiles a training step with XLA (`jit_compile=True`), as a whole or in part.
 
 XLA cannot run the operations of tfdist, and cannot compile only a part of a function.
-With `libtfdist_xla.so` (`xla`) it can reduce gradients, which is enough to compile most
-steps as a whole. Other steps are split where the optimizer gets its gradients:
+With `libtfdist_xla.so` (`tfdist.gradients.xla`), XLA can run one of them, the reduction
+of gradients, which is enough to compile most steps as a whole. Other steps are split
+where the optimizer gets its gradients:
 
     compiled by XLA      forward, loss, metrics, backward; states of layers
     not compiled         reduction over the ranks, update of the weights
 
 The step of Keras or the user is traced unchanged. During the trace, `apply` of a
 reducing optimizer only records its gradients; they become outputs of the compiled
-function, and `apply` runs after it. This is equivalent unless the rest of the step uses
-the variables that `apply` updates, which is detected in the traced graph. Such a step
-(a GAN's, for example) is not compiled, and a warning is logged.
+function, and `apply` runs after it. The results are the same unless the rest of the
+step uses the variables that `apply` updates, which is detected in the traced graph.
+Such a step (a GAN's, for example) is not compiled, and a warning is logged.
 
-A step may therefore be traced several times, and traces may be discarded. The variables
-that these create, e.g. of metrics, are kept and initialized.
+A step may therefore be traced several times, and traces may be discarded. Variables
+that a discarded trace created, e.g. for metrics, are kept and initialized.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from tfdist.training.train_steps import followed_by, parts_of, replaced_step
 
 _logger = logging.getLogger("tfdist")
 _MARK = "_tfdist_split"  # attribute of a train function that splits its steps
-_OWN = "_tfdist_makes"  # attribute of a make_train_function that creates one
+_OWN = "_tfdist_makes"  # attribute of the make_train_function of this module
 
 
 class _CannotSplitError(Exception):
-    """Reason why a step cannot be split."""
+    """Raised if a step cannot be split; the message is the reason."""
 
     ag_pass_through = True  # otherwise AutoGraph would replace the class
 
@@ -57,7 +58,7 @@ class _Call:
     operations_before: int
 
     def of_the_trace(self) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the gradients and options that the compiled function must return."""
+        """Returns the gradients and options that the compiled function returns."""
         computed = {k: v for k, v in self.options.items() if tf.is_tensor(v)}
         return self.grads, computed
 
@@ -102,10 +103,12 @@ class _Recorder:
         self.calls.append(call)
 
     def check_unused(self) -> None:
-        """Raises if the step uses variables that a recorded `apply` updates or reads.
+        """Raises if the step uses variables of a recorded `apply` after the call.
 
-        A use is an operation that was traced after the call and has the handle of a
-        variable as an input. This includes calls of nested functions and loops.
+        These are the variables that `apply` updates, and the learning rate, which the
+        step may read but not change. A use is an operation that was traced after the
+        call and has the handle of a variable as an input. This includes calls of nested
+        functions and loops.
         """
         handles = {id(own): inside.name for own, inside in self._graph.captures}
         operations = self._graph.get_operations()
@@ -128,7 +131,8 @@ class _InitialValues:
     """Variables that are created in a trace, and their initial values.
 
     A `tf.function` initializes its variables when the trace is complete. If the trace
-    is discarded and the step is traced again, existing variables are not recreated.
+    is discarded and the step is traced again, existing variables are not recreated, so
+    they would stay uninitialized.
     """
 
     def __init__(self) -> None:
@@ -181,7 +185,7 @@ def record_if_tracing(
     Args:
         optimizer: a reducing optimizer whose `apply` is called.
         grads: its gradients.
-        variables: its variables, or None for those it was built with.
+        variables: its variables; None: those with which it was built.
         options: other arguments by name: numbers, or tensors of the trace.
         entry: the method that is called, "apply" or "apply_gradients".
 
@@ -198,7 +202,7 @@ def record_if_tracing(
 
 
 def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a training step that XLA compiles up to the gradients.
+    """Returns a training step that XLA compiles, as a whole or up to the gradients.
 
     Args:
         step: `model.train_step` or a similar function that accepts a batch, calls
@@ -209,7 +213,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         just calls `step`.
     """
     step, after = parts_of(step)
-    if after is not None:  # it may use other operations of tfdist
+    if after is not None:  # `after` may use other operations of tfdist
         return followed_by(split(step), after)
     told = False
 
@@ -241,7 +245,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 logs = noted_step(data)
             finally:
                 _ACTIVE.reset(token)
-            # TensorFlow would also read them, but after the check for uses.
+            # Variables in logs: TensorFlow would read them only after the check.
             logs = tf.nest.map_structure(_value_of_variable, logs)
             recorder.check_unused()
             return [call.of_the_trace() for call in recorder.calls], logs
@@ -280,13 +284,13 @@ def install(model: Any) -> None:
         make = _maker(model, model.make_train_function)
         # Bypass setattr: Keras would track it as a part of the model.
         object.__setattr__(model, "make_train_function", make)
-    if not hasattr(model.train_function, _MARK):  # already compiled by an earlier fit
+    if not hasattr(model.train_function, _MARK):  # else split by an earlier `fit`
         model.train_function = None  # a custom make_train_function may ignore `force`
         model.make_train_function()
 
 
 def remove(model: Any) -> None:
-    """Undoes `install`; the compiled step is kept for another fit."""
+    """Undoes `install`; the compiled step is kept for the next call of `fit`."""
     if hasattr(vars(model).get("make_train_function"), _OWN):
         object.__delattr__(model, "make_train_function")
 
@@ -296,9 +300,9 @@ def _uses_xla(model: Any) -> bool:
 
 
 def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a make_train_function that passes Keras a split step, without XLA.
+    """Returns a make_train_function that passes a split step to Keras, without XLA.
 
-    It is installed for the whole fit, as callbacks may recreate the train function.
+    It is installed until `fit` ends, because callbacks may recreate the train function.
     """
 
     @functools.wraps(original)
@@ -328,7 +332,7 @@ def _value_of_variable(value: Any) -> Any:
 
 
 def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
-    """Returns the variables that an optimizer updates, and the rate that it reads."""
+    """Returns the variables that an optimizer updates, and its learning rate."""
     inner = getattr(call.optimizer, "inner_optimizer", call.optimizer)
     rate = getattr(inner, "_learning_rate", None)
     weights = call.variables

@@ -32,7 +32,7 @@ _called_scale_loss: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_scaled(optimizer: Any) -> None:
-    """Records that an optimizer will be given gradients of scaled losses from now on.
+    """Records that an optimizer will get gradients of scaled losses from now on.
 
     Args:
         optimizer: any optimizer; only optimizers with an added scale use the record.
@@ -48,7 +48,11 @@ def _another_scales() -> bool:
 
 
 class _CountsWhenUsed:
-    """Mixin directly before `LossScaleOptimizer`, which gets reduced gradients."""
+    """Mixin that unscales gradients only if `scale_loss` has been called.
+
+    In the class hierarchy it comes directly before `LossScaleOptimizer`, and it gets
+    reduced gradients.
+    """
 
     # Defined by the optimizer's own class.
     name: str
@@ -98,4 +102,4 @@ class _CountsWhenUsed:
 
 
 class ReducingWithAddedScale(Reducing, _CountsWhenUsed):
-    """Mixin of a `LossScaleOptimizer` that `DistributedOptimizer` has added."""
+    """Mixin for a `LossScaleOptimizer` that `DistributedOptimizer` has added."""

@@ -1,4 +1,4 @@
-"""Exact combination of the states of a model's metrics over the ranks.
+"""Exact combination of a model's metric states over all ranks.
 
 A Keras metric accumulates state variables over the batches (sums, counts, confusion
 matrices) and computes its result from them. If batches are only ever added to these
@@ -120,7 +120,7 @@ def _states_of_metric(metric: keras.metrics.Metric) -> Iterator[State]:
 
 def _parts(metric: keras.metrics.Metric) -> list[keras.metrics.Metric]:
     """Returns the metrics that a metric consists of."""
-    # Metrics passed to compile are in one container, in a list with a different name.
+    # The container of the metrics passed to compile has its own list, `metrics`.
     inner = metric.metrics if _is_container(metric) else metric._metrics
     return [part for part in inner if part is not metric]
 
@@ -134,9 +134,9 @@ def _keras_class(metric: keras.metrics.Metric) -> type | None:
 
 
 def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
-    """Returns the rule of each variable by its id, and of other variables as "all".
+    """Returns the rule of each variable by its id; the key "all": of other variables.
 
-    An attribute may hold a list or a dict of variables.
+    An attribute named in `tfdist_merge` may hold a list or a dict of variables.
     """
     cls = _keras_class(metric)
     names = _SUMS[cls] if cls else ()
@@ -175,10 +175,10 @@ def _refusal(metric: keras.metrics.Metric, what: str) -> str:
 
 
 class Snapshot:
-    """Snapshot of the states of a model's metrics.
+    """Values of a model's metric states at one point in time.
 
     Attributes:
-        states: the states.
+        states: the states of all metrics, see `states_of`.
         values: a NumPy array for each state.
         samples: number of samples counted by the loss tracker; 0.0 without one.
     """
@@ -207,11 +207,11 @@ class Snapshot:
         self.samples = float(counts[0]) if counts else 0.0
 
     def restore(self) -> None:
-        """Restores the values."""
+        """Assigns the values of the snapshot to the variables."""
         self.assign(self.values)
 
     def assign(self, values: Sequence[np.ndarray]) -> None:
-        """Assigns given values to the variables."""
+        """Assigns other values to the variables."""
         for state, value in zip(self.states, values, strict=True):
             state.variable.assign(value)
 
@@ -286,6 +286,6 @@ def _flat(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         else:
             array = keras.ops.convert_to_numpy(value)
             try:
-                yield key, float(array)  # older NumPy: also of an array of one element
+                yield key, float(array)  # older NumPy: also a one-element array
             except TypeError:
                 yield key, array

@@ -1,4 +1,4 @@
-"""Builds a model at the first batch of a `fit`, and finds layers built later."""
+"""Builds a model at the first batch of `fit`, and finds layers that are built later."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_built(model: keras.Model) -> bool:
 
 
 def unbuilt_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns the layers, or the model, that may create variables when called.
+    """Returns the unbuilt layers (or model) that may create variables when called.
 
-    Keras's default `build` sets `built` without creating variables. The `build` of a
-    `Sequential` builds its layers, which this function checks.
+    Layers with Keras's default `build` are omitted, because it creates no variables. A
+    `Sequential` is omitted, because its layers are checked instead.
     """
     makes_none = (keras.layers.Layer.build, keras.Sequential.build)
     return [
@@ -100,7 +100,7 @@ class UnsyncedWeights:
         new = [v for v in self._model.weights if id(v) not in self._sent]
         if not new:
             return
-        raised = error or self._why  # goes into the message, as Keras drops causes
+        raised = error or self._why  # part of the message, as Keras drops causes
         names = dict.fromkeys(repr(v.path.rpartition("/")[0] or v.name) for v in new)
         raise RuntimeError(
             f"A training step of the model {self._model.name!r} has created the "
@@ -119,7 +119,7 @@ def before_first_call(
 ) -> None:
     """Runs `act` before the next call of the train function.
 
-    `act` runs outside of any trace, where new variables have values. Call this in
+    `act` runs outside any trace, where new variables have values. Call this in
     `on_train_batch_begin`, because callbacks may recreate the train function when
     training begins. `act` also runs on a rank without any batch.
 

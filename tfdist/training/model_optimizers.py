@@ -51,7 +51,7 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
         trained = one._trainable_variables
         places = [i for i, v in enumerate(trained) if identity(v) in wanted]
-        no_slots = set(map(identity, trained))  # variables are in other lists, too
+        no_slots = set(map(identity, trained))  # other lists hold variables
         for value in vars(one).values():
             if not isinstance(value, list | tuple) or len(value) != len(trained):
                 continue
@@ -62,7 +62,7 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
 
 
 def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:
-    """Builds unbuilt optimizers for the variables that they have on rank `root`.
+    """Builds optimizers that are built on rank `root`, for the same variables.
 
     An optimizer is built in its first step, so on a rank without steps it is unbuilt.
     All ranks of the process set have to call this function.
@@ -83,7 +83,7 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
         own, root, name="build of the optimizers", process_set=process_set
     )
     for optimizer, listed in zip(optimizers, told, strict=True):
-        if optimizer.built or -1 in listed:  # -1: the later comparison reports it
+        if optimizer.built or -1 in listed:  # -1: reported by a later check
             continue
         if listed:
             optimizer.build([weights[place] for place in listed])
@@ -93,9 +93,9 @@ def check_all_reduce(model: keras.Model) -> None:
     """Raises if only some of a model's optimizers reduce their gradients.
 
     The variables of other optimizers would diverge between ranks. If no optimizer is
-    wrapped, a tape may reduce the gradients, which is checked after the first step. The
-    check ignores parts of other optimizers, and the default optimizer of `compile`,
-    which a custom `train_step` may not use.
+    wrapped, a tape may reduce the gradients, which is checked after the first step.
+    Optimizers inside another optimizer are ignored, and so is the default optimizer of
+    `compile`, which a custom `train_step` may not use.
 
     Raises:
         ValueError: an optimizer does not reduce. The message contains the optimizers

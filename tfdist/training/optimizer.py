@@ -1,8 +1,8 @@
 """DistributedOptimizer: a Keras optimizer that reduces gradients over all ranks.
 
-The object, its state and its class name stay the same; only its class is replaced by a
-subclass whose `apply` reduces the gradients first. A saved model contains the name of
-the plain Keras class and loads without tfdist.
+The object and its state stay the same; only its class is replaced with a subclass of
+the same name, whose `apply` reduces the gradients first. A saved model contains the
+name of the plain Keras class and loads without tfdist.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
-    The optimizer is changed in place and returned; a built one keeps its slots. Wrap it
-    before the first step: functions traced earlier keep using the unwrapped optimizer.
-    A model that was trained with the plain optimizer uses the wrapped one after it is
-    compiled again, or in a `fit` with a tfdist callback.
+    The optimizer is changed in place and returned; if it is built, it keeps its slots.
+    Wrap it before the first step: functions traced earlier keep using the unwrapped
+    optimizer. A model that was trained with the plain optimizer uses the wrapped one
+    after it is compiled again, or in a call of `fit` with a tfdist callback.
 
     Under the global policy `mixed_float16` the optimizer is first put into a
     `LossScaleOptimizer`, because gradients have to be reduced before they are unscaled.
-    `fit` scales the loss; in a custom loop the scale takes effect with the first
-    `optimizer.scale_loss(loss)`, and without one gradients are used unchanged.
+    `fit` scales the loss. In a custom loop, the scale takes effect with the first
+    `optimizer.scale_loss(loss)`; until then, gradients are used unchanged.
 
     Args:
         optimizer: a Keras optimizer, e.g. `keras.optimizers.Adam(1e-3)`.
@@ -56,7 +56,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `ReduceOp.SUM`; or `ReduceOp.ADASUM`: every rank takes the step of this
             optimizer with its own gradients, and the changes of the weights are
             combined by Adasum (see docs/large-batches.md). The optimizer's slots then
-            differ between the ranks, and a checkpoint has those of rank 0. The number
+            differ between ranks, and a checkpoint contains those of rank 0. The number
             of ranks has to be a power of two.
         name: distinguishes optimizers that reduce equal lists of variables in one
             graph; default: they are distinguished by their order. Optimizers that are
@@ -64,12 +64,13 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
             that type and summed in float32, and the result is rounded once more. This
-            halves the bytes (three quarters between hosts with several ranks each) and
-            keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
-            65504; a larger gradient becomes infinite. Default: no compression.
+            halves the bytes sent; between hosts with several ranks each, it saves only
+            a quarter. It keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16
+            number is 65504; a larger gradient becomes infinite. Default: no
+            compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM or
+            are reduced. Default: rows for tables of at least 8 MiB. With ADASUM or
             `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
         local_variables: variables and layers that each rank trains alone: a list, or a
             function that accepts a variable and returns a bool. They have to be the
@@ -77,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             differ between ranks. With an average these gradients are divided by the
             number of ranks, which gives the gradient of the mean over the ranks'
             losses. Default: none.
-        nan_policy: action on all ranks if the gradient of a step is not finite on any
+        nan_policy: action on all ranks if a gradient is NaN or infinite on at least one
             rank. `"raise"` raises an error before any variable is changed.
             `"skip_step"` leaves variables, slots and the step count unchanged. Default:
             the step is taken. A `LossScaleOptimizer` always skips such steps.
@@ -91,7 +92,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             forward and the backward pass. The first step changes no weights, and the
             gradients of the last one are not used. For slow networks; use a warm-up,
             and a lower rate if the loss oscillates (see docs/slow-networks.md).
-            Default: no.
+            Default: False.
 
     With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
     batches, and their sum is reduced once, in the n-th step. If batches differ in size,
@@ -101,7 +102,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Methods that a custom class overrides (`apply`, `apply_gradients`, `update_step`)
     get the reduced gradients; with ADASUM, this rank's own gradients. With
     `gradient_accumulation_steps`, `apply` and `apply_gradients` get this rank's
-    gradients of each batch, as in Keras. Additional arguments are passed on by name.
+    gradients of each batch, as in Keras. Additional keyword arguments are passed on.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
@@ -109,13 +110,14 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Raises:
         TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
             accepted, because they do not show the learning rate.
-        ValueError: `optimizer` is already wrapped, `op` is not one of these (for
-            ADASUM: for this number of ranks or this optimizer), `compression`,
-            `nan_policy` or `xla` is unknown, `nan_policy` is given for a
-            `LossScaleOptimizer`, `local_variables` for an optimizer with
-            `global_clipnorm`, or `double_buffering` with ADASUM, `local_variables`,
-            `sparse_as_dense=False`, `gradient_accumulation_steps` or a
-            `LossScaleOptimizer`.
+        ValueError: `optimizer` is already wrapped; an option is invalid; or options are
+            incompatible: ADASUM with this number of ranks, `compression="fp16"` or
+            `sparse_as_dense=False`; `nan_policy` with a `LossScaleOptimizer`;
+            `local_variables` with `global_clipnorm`; or `double_buffering` with ADASUM,
+            `local_variables`, `sparse_as_dense=False`, `gradient_accumulation_steps` or
+            a `LossScaleOptimizer`. If ADASUM does not support the optimizer, the first
+            step raises it.
+        NotImplementedError: ADASUM or `double_buffering` is used in an elastic job.
 
     Example:
         >>> import keras, tfdist
@@ -186,7 +188,7 @@ def wrap_optimizer(
         raise ValueError(
             f"nan_policy={nan_policy!r} was given with a LossScaleOptimizer "
             "(mixed_float16 adds one), which skips every step that is not finite and "
-            "halves its scale on all ranks. Leave out nan_policy."
+            "halves its scale on all ranks. Omit nan_policy."
         )
     own_class: Any = type(optimizer)
     optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)
@@ -200,7 +202,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def may_be_traced_unwrapped(optimizer: Any) -> bool:
-    """Returns whether functions may have traced it unwrapped; later calls: False."""
+    """Returns True once if functions may have traced the unwrapped optimizer."""
     return bool(vars(optimizer).pop(_WAS_BUILT, False))
 
 

@@ -35,7 +35,7 @@ _WEIGHT = "_tfdist_weight"  # the weight that `apply` uses in its reduction
 
 
 class ReducesUpdates:
-    """Mixin before an optimizer's own class that reduces accumulated gradients."""
+    """Mixin that reduces an optimizer's accumulated gradients once per update."""
 
     # Class attributes, so that a copy from from_config() reduces in the same way.
     tfdist_options: ReduceOptions
@@ -63,8 +63,8 @@ class ReducesUpdates:
         return reduced
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # `_clip_gradients` does not get the variables. This bypasses Keras's
-        # __setattr__, which would track them as the optimizer's own.
+        # Stored because `_clip_gradients` does not get the variables. This bypasses
+        # Keras's __setattr__, which would track them as the optimizer's own.
         vars(self)["_tfdist_updated"] = list(trainable_variables)
         accumulation.count(self)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
@@ -82,13 +82,13 @@ class ReducesUpdates:
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the state, which does not include the sum of weights."""
+        """Loads the state; resets the sum of sample weights, which is not saved."""
         super().load_own_variables(store)  # type: ignore[misc]
         accumulation.loaded(self)
 
 
 class Reducing(ReducesUpdates):
-    """Mixin of the user's optimizer that reduces gradients before applying them."""
+    """Mixin for the user's optimizer that reduces gradients before applying them."""
 
     # Defined by the optimizer's own class.
     name: str
@@ -138,9 +138,9 @@ class Reducing(ReducesUpdates):
     ) -> Any:
         """Runs `apply` for pairs of gradient and variable; returns the step count.
 
-        If the optimizer's class overrides `apply_gradients`, this method gets the
+        If the optimizer's class overrides `apply_gradients`, its method gets the
         reduced gradients. With `gradient_accumulation_steps`, the sum is reduced later,
-        and the method gets the gradients of this rank's batch.
+        and its method gets the gradients of this rank's batch.
         """
         pairs = list(grads_and_vars)
         grads, variables = map(list, zip(*pairs, strict=True))
@@ -171,7 +171,7 @@ class Reducing(ReducesUpdates):
             xla_context.check_not_xla("nan_policy='raise'")
         check_reduced_once(grads, self.tfdist_options, self.name)
         if self.tfdist_options.local_variables:
-            self._build_outside_of_branches(variables)  # else some are not known yet
+            self._build_outside_of_branches(variables)  # creates inner optimizers
             check_clips_each_alone(self)
         if _accumulation_steps(self):
             grads = self._to_accumulate(grads, variables, weight)
@@ -205,7 +205,7 @@ class Reducing(ReducesUpdates):
         if self.tfdist_nan_policy == "raise":
             waits_for = [self._check_all_finite(grads, variables)]
         elif gated():
-            # A failed step may not even change the step count.
+            # A failed step must not even change the step count.
             waits_for = present
         with tf.control_dependencies(waits_for):
             return update(grads, variables)
@@ -242,13 +242,13 @@ class Reducing(ReducesUpdates):
     def _check_nothing_accumulates_means(self, variables: list[Any]) -> None:
         if not hasattr(self, "_inner_optimizers"):
             return
-        self._build_outside_of_branches(variables)  # else some are not known yet
+        self._build_outside_of_branches(variables)  # creates inner optimizers
         for one in self._inner_optimizers:
             if one.gradient_accumulation_steps:
                 raise ValueError(
                     f"weight was given to a MultiOptimizer whose {one.name!r} has "
                     "gradient_accumulation_steps, so it would add up means of steps "
-                    "with different weights. Leave out weight or "
+                    "with different weights. Omit weight or "
                     "gradient_accumulation_steps."
                 )
 
@@ -326,7 +326,7 @@ def reducing_class(
 
 
 def _reduce_likewise(copied: Any, original: Any) -> None:
-    """Sets a copy's class, and options set on the object, to those of the original."""
+    """Gives a copy the class of the original, and the options set on the original."""
     copied.__class__ = type(original)
     if "tfdist_options" in vars(original):
         vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]
@@ -340,7 +340,7 @@ def _accumulation_steps(optimizer: Any) -> int | None:
 
 
 def identities(grads: list[Any]) -> list[Any]:
-    """Returns gradients as tensors of the current branch of a `tf.cond`."""
+    """Returns the gradients as tensors of the current branch of a `tf.cond`."""
     return [
         None
         if grad is None

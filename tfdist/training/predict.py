@@ -121,7 +121,7 @@ def predict(
         begin = sum(rows[:own])
         return outputs, np.arange(begin, begin + rows[own], dtype=np.int64)
     advice = "Return outputs of the same shape for every batch."
-    ranks.agree(told, "outputs", "what the model gives", advice)
+    ranks.agree(told, "outputs", "the form of the outputs", advice)
     return _collect(outputs, gather, ranks)
 
 

@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 def follow_variables(model: keras.layers.Layer) -> None:
-    """Updates layer state after variables of a model were assigned.
+    """Updates the state that layers derive from variables, after these were assigned.
 
     Args:
         model: a model or layer.
@@ -94,7 +94,7 @@ def check_alike(
 def check_prints(
     told: Sequence[list[list[str]]], function: str, ranks: Sequence[int]
 ) -> None:
-    """Raises if `layer_fingerprints` differ between this rank and the first rank.
+    """Raises if the `layer_fingerprints` of a rank differ from those of the first rank.
 
     Raises:
         tfdist.MismatchError: the message names the layer and the code to use.
@@ -110,8 +110,9 @@ def check_prints(
         if kinds != first_kinds:
             names = [[name for name, *_ in some] for some in (prints, told[0])]
             raise errors.MismatchError(
-                f"{where} the model has the preprocessing layers {names[0]}, and "
-                f"{names[1]} on rank {ranks[0]}. Build the same model on all ranks."
+                f"{where} the preprocessing layers of the model are {names[0]}, but "
+                f"on rank {ranks[0]} they are {names[1]}. Build the same model on all "
+                "ranks."
             )
         name, kind = others[0]
         holds, advice = _ADVICE[getattr(keras.layers, kind)]
@@ -144,7 +145,7 @@ def _print_of(layer: Any) -> str:
     else:
         weights = getattr(layer, "idf_weights_const", None)
         numbers = [] if weights is None else [weights]
-        words = [str(one) for one in layer.get_vocabulary()]  # or NumPy's strings
+        words = [str(one) for one in layer.get_vocabulary()]  # may be NumPy strings
     digest = hashlib.blake2b(repr(words).encode(), digest_size=16)
     for array in numbers:
         digest.update(keras.ops.convert_to_numpy(array).tobytes())

@@ -41,12 +41,12 @@ def restore(
     """Restores the weights and optimizers of a compiled model on all ranks.
 
     The lowest rank reads the file and broadcasts its contents, so the other ranks do
-    not need access to the file. The saved job may have used a different number of
-    ranks. Training continues as if it had not been interrupted: the optimizer gets its
-    slots and its step count, which determines the learning rate of schedules.
-    Optimizers that are other attributes of the model (a GAN has two) are restored, too.
-    If the file was saved by `Checkpoint`, the random number generators of layers
-    (dropout) also continue, with a different stream on each rank as from
+    not need access to the file. The job that saved it may have had a different number
+    of ranks. Training continues as if it had not been interrupted: the optimizer gets
+    its slots and its step count, which determines the learning rate of schedules.
+    Optimizers in other attributes of the model (a GAN has two) are also restored. If
+    the file was saved by `Checkpoint`, the random number generators of layers (dropout)
+    also continue, with a different stream on each rank as from
     `tfdist.layers.broadcast_seed_generators`. `model.save` does not save generators.
 
     A file that `Checkpoint` has written is compared with its checksum first. Given a
@@ -60,27 +60,27 @@ def restore(
         path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`;
             or a folder or pattern of such files, e.g. `run/step-*.keras`.
         missing_ok: whether to change nothing and return 0 if there is no such file, so
-            that the same program starts a training and continues it; default False.
+            that the same program starts training and resumes it; default False.
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that train the model; only these ranks call the function;
             default all.
 
     Returns:
-        Number of updates that the optimizer has done, i.e. its `iterations`. If the
-        model's own optimizer is None, the number of the first other optimizer. In a
-        process that has not yet joined an elastic job, nothing is read, and the result
-        is 0: the process gets the state from the other ranks.
+        Number of updates that the optimizer has done, i.e. its `iterations`. If
+        `model.optimizer` is None, the number of the first optimizer in another
+        attribute. In a process that has not yet joined an elastic job, nothing is read,
+        and the result is 0: the process gets the state from the other ranks.
 
     Raises:
         FileNotFoundError: there is no such file, and `missing_ok` is False.
         ValueError: the model is not built or not compiled, the file (or each file) is
             damaged, or it is not a checkpoint of this model and optimizer. The message
             says what was expected and found; nothing is changed.
-        tfdist.RankFailedError: on the other ranks: the rank that reads has failed. The
-            message contains its error.
+        tfdist.RankFailedError: a different rank has failed, usually the rank that reads
+            the file. The message contains its error.
         tfdist.MismatchError: a rank has joined (`tfdist.join`), or the ranks differ in
-            state of preprocessing layers that is not in variables (vocabularies, bin
-            boundaries).
+            which optimizers are built, or in state of preprocessing layers that is not
+            in variables (vocabularies, bin boundaries).
 
     Example:
         >>> import keras, tfdist
@@ -118,7 +118,7 @@ def restore(
         return None, {"generators": set_states(model, states)}
 
     chosen, facts = ranks.run("check", check)
-    what = "which optimizers of the model are built"
+    what = "the list of built optimizers"
     ranks.agree(facts, "built", what, "Build the same on all ranks.")
     if not facts[0]["found"]:  # the facts of the rank that reads
         return 0
@@ -138,7 +138,10 @@ def restore(
 
 
 def _choose(path: str | os.PathLike[str], missing_ok: bool) -> str:
-    """Returns the newest undamaged file of a folder or pattern, or the file itself."""
+    """Returns the newest undamaged file of a folder or pattern, or the file itself.
+
+    If there is none and `missing_ok` is set, it returns "".
+    """
     try:
         return os.fspath(newest_checkpoint(path))
     except FileNotFoundError as error:
@@ -171,7 +174,7 @@ def prepare(model: keras.Model) -> None:
 
 
 def check_fits(model: keras.Model, path: str) -> None:
-    """Raises the errors of `restore` if a checkpoint does not fit a compiled model."""
+    """Raises ValueError if a checkpoint does not fit a compiled model."""
     config, saved = _contents(path)
     own_name = None
     if getattr(model, "optimizer", None) is not None:
@@ -215,8 +218,8 @@ def check_fits(model: keras.Model, path: str) -> None:
 def optimizer_name(config: dict[str, Any]) -> str | None:
     """Returns the optimizer class with which a saved model was compiled, or None.
 
-    For a `LossScaleOptimizer` this is the class of the inner optimizer, because the
-    config does not contain the loss scale that `compile` adds in mixed_float16.
+    For a `LossScaleOptimizer` this is the class of the inner optimizer: `compile` adds
+    the outer one under mixed_float16, and the config does not record that.
 
     Args:
         config: the content of the checkpoint's "config.json".
@@ -321,8 +324,8 @@ def _divide(
     """Divides the saved shapes into shapes of optimizers and shapes of weights.
 
     Keras saves an optimizer under the name of its attribute: "second/vars/0", or
-    "several/adam_1/vars/0" in a list or dict. A loss scale also has the variables of
-    its inner optimizer, which are saved again under "second/inner_optimizer".
+    "several/adam_1/vars/0" in a list or dict. A `LossScaleOptimizer` also has the
+    variables of its inner optimizer, which are saved again in "second/inner_optimizer".
     """
     attributes = {"optimizer": {""}}
     for name, value in vars(model).items():

@@ -1,4 +1,4 @@
-"""Adds operations after the step of a model, in the function that `fit` traces."""
+"""Adds operations after a model's training step, in the function that `fit` traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts_of(step: _Step) -> _Parts:
 
 @contextlib.contextmanager
 def replaced_step(model: Any, step: _Step) -> Iterator[None]:
-    """Makes `step` the `train_step` of a model while its train function is made."""
+    """Makes `step` the `train_step` of a model while its train function is created."""
     own = vars(model).get("train_step")
     # Bypass setattr: Keras would track it as a part of the model.
     object.__setattr__(model, "train_step", step)
@@ -51,10 +51,10 @@ def replaced_step(model: Any, step: _Step) -> Iterator[None]:
 
 
 def remake_train_function(model: Any, after: Callable[[Any], Any]) -> None:
-    """Makes the train function of a model again, with `after` after each step.
+    """Recreates the train function of a model so that `after` follows each step.
 
-    With `steps_per_execution`, `after` runs after each single step. A custom
-    `make_train_function` of the model may ignore it.
+    With `steps_per_execution`, `after` runs after each single step. If the model has a
+    custom `make_train_function` that does not call `train_step`, `after` does not run.
 
     Args:
         model: a compiled Keras model.

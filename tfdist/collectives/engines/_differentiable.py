@@ -1,9 +1,9 @@
 """Applies the gradients of `collectives.tf_ops.adjoints` to another library's ops.
 
 TensorFlow finds a gradient by the type of a registered operation. The operations of an
-engine have different types, whose gradients may have a different meaning: Horovod
-divides the gradient of an allgather by the number of ranks. So each call is wrapped,
-and uses the gradient registered for the tfdist operation with the same meaning.
+engine have different types, whose gradients may be defined differently: Horovod divides
+the gradient of an allgather by the number of ranks. So each call is wrapped, and uses
+the gradient registered for the corresponding tfdist operation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Node:
 
     @property
     def outputs(self) -> Sequence[tf.Tensor]:
-        """Its outputs."""
+        """Returns the outputs of the operation."""
         return self._outputs()
 
     def get_attr(self, name: str) -> Any:

@@ -1,19 +1,19 @@
 """The gradients of the operations.
 
 The differentiated function is the sum of the losses of all ranks: the gradient of a
-rank's tensor is the derivative of this sum, also if the tensor was sent to other ranks.
-A collective is linear in the tensors of all ranks together; if it is not, as for
-`MIN`, its gradient raises an error. So the gradient of a collective is the transposed
-matrix, which is a collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P.
-Hovland, U. Naumann, "Toward Adjoinable MPI", IPDPS 2009). Here `x[r]` and `y[r]` are
-the input and output of rank `r`, `dx[r]` and `dy[r]` their gradients, and `f` the
-product of the factors. For AVERAGE, `f` is divided by the number of ranks that make the
-call; a rank that has joined contributes 0:
+rank's tensor is the derivative of this sum, even if the tensor was sent to other ranks.
+A collective is a linear function of the tensors of all ranks; the gradient of one that
+is not, such as `MIN`, raises an error. The gradient of a collective is therefore the
+transpose of its matrix, which is again a collective (J. Utke, L. Hascoet, P. Heimbach,
+C. Hill, P. Hovland, U. Naumann, "Toward Adjoinable MPI", IPDPS 2009). Here `x[r]` and
+`y[r]` are the input and output of rank `r`, `dx[r]` and `dy[r]` their gradients, and
+`f` the product of the factors. For AVERAGE, `f` is divided by the number of ranks that
+make the call. A rank that has joined contributes 0:
 
     y[r] = f sum(x)                            dx[r] = f sum(dy)
     allgather: y[r] = concat(x)                dx = reduce_scatter(SUM, dy)
-    broadcast: y[r] = x[root]                  dx = reduce(SUM, dy); 0 but on root
-    reduce: y[root] = f sum(x), y[r] = x[r]    dx[r] = f dy[root], + dy[r] but on root
+    broadcast: y[r] = x[root]                  dx = reduce(SUM, dy) on root, 0 elsewhere
+    reduce: y[root] = f sum(x), y[r] = x[r]    dx[r] = f dy[root], + dy[r] if not root
     reduce_scatter: y[r] = f sum(x)[part r]    dx[r] = f concat(dy)
     gather: y[root] = concat(x)                dx[r] = dy[root][part r]
     scatter: y[r] = x[root][part r]            dx[root] = concat(dy), 0 elsewhere
@@ -39,7 +39,7 @@ _Gradient = Callable[..., Any]
 
 
 def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
-    """Registers the gradient of an operation."""
+    """Returns a decorator that registers the gradient of an operation."""
 
     def register(function: _Gradient) -> _Gradient:
         @functools.wraps(function)
@@ -111,8 +111,8 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     op = _linear_op(node)
     own = _dense(node, grads)
     is_root = _is_root(node)
-    # Reduce it with zeros, so that an average is again over the ranks that make the
-    # call.
+    # Reduce the root's gradient with zeros from the other ranks, so that an average is
+    # again over the ranks that make the call.
     of_root = emit.allreduce(
         [tf.where(is_root, g, tf.zeros_like(g)) for g in own],
         _name(node),
@@ -237,7 +237,7 @@ def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
 
 
 class _Node:
-    """An operation without its input `call`, whose values appear as attributes.
+    """Stand-in for a node: the values in its input `call` appear as attributes.
 
     Args:
         node: node that TensorFlow passes to the gradient of an operation.
@@ -284,7 +284,7 @@ def _factor(node: Any) -> tf.Tensor:
 
 
 def _callers(node: Any) -> tf.Tensor:
-    """Returns how many ranks of the set make this call, without joined ranks."""
+    """Returns how many ranks of the set make this call; excludes joined ranks."""
     [count] = emit.allreduce(
         [tf.constant(1.0, tf.float64)],
         _name(node, of="callers"),
@@ -343,7 +343,7 @@ def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
 
 def _name(node: Any, *, partner: str = "", of: str = "gradient") -> str:
     name = f"{_text(node, 'tensor_name')}.{of}"
-    process_set = 0 if partner else _process_set(node)  # send and recv are of all ranks
+    process_set = 0 if partner else _process_set(node)  # send and recv have no set
     return operation_name(of, name, process_set=process_set, partner=partner)
 
 

@@ -1,12 +1,12 @@
-"""Keeps calls of traced functions with collectives in program order, in one thread.
+"""Keeps a thread's calls of traced functions with collectives in program order.
 
-TensorFlow runs two calls concurrently if both only read variables. Their operations may
-have equal names, in particular if both calls are of the same function. The order in
-which a rank starts them is then undefined, and the ranks would pair operations of
-different calls. So such calls are chained, as TensorFlow chains calls of functions with
-its own collectives.
+TensorFlow runs two calls concurrently if both only read variables. Operations in these
+calls may have equal names, in particular if both call the same function. The order in
+which a rank starts the operations is then undefined, and the ranks would match
+operations of different calls. So such calls are chained, as TensorFlow chains calls of
+functions with its own collectives.
 
-Calls of different threads have no such order. The operations in a function belong to
+Calls from different threads have no such order. The operations in a function belong to
 the thread that calls it (`op_names.claim`).
 """
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger("tfdist")
 
 _SCOPES_OF = "collective_manager_ids_from_op"
 _CALL = "StatefulPartitionedCall"
-_PREFIX = "Tfdist"  # of the types of tfdist operations
+_PREFIX = "Tfdist"  # prefix of the types of tfdist operations
 _SCOPE = 0x7FD157  # tfdist's id among TensorFlow's scopes of collectives
 _CALL_FUNCTION = "call_flat"
 _MAX_FUNCTIONS = 4096  # number of functions whose operations are remembered
@@ -58,7 +58,7 @@ def chain_calls(module: Any) -> None:
 
 
 def claim_when_called(cls: Any) -> None:
-    """Makes a thread that calls a function claim the names of its tfdist operations.
+    """Makes a function's caller thread claim the names of the tfdist operations in it.
 
     Args:
         cls: TensorFlow's `AtomicFunction`. The method that calls a function is private.
@@ -91,7 +91,7 @@ def claim_when_called(cls: Any) -> None:
 
 
 def _keys_in(function: Any) -> set[Key]:
-    """Returns names and process sets of tfdist operations in a function and callees.
+    """Returns name and process set of each tfdist operation in a function and callees.
 
     Args:
         function: an `AtomicFunction`; its children are all functions that it calls.
@@ -126,7 +126,7 @@ def _has_tfdist_ops(call: Any) -> bool:
 
 
 def _functions_of(node: Any) -> Iterator[str]:
-    """Yields the names of the functions that a node calls: bodies, branches."""
+    """Yields the names of the functions that a node calls, e.g. loop bodies."""
     for value in node.attr.values():
         for function in (value.func, *value.list.func):
             if function.name:
@@ -134,7 +134,7 @@ def _functions_of(node: Any) -> Iterator[str]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """Returns the FunctionDef of a name; None for TensorFlow's own functions."""
+    """Returns a function's FunctionDef by name; None for TensorFlow's own functions."""
     function = graph._get_function(name)
     if function is None:
         return None

@@ -1,7 +1,7 @@
 """Passes the arguments of eager calls without creating a kernel for each value.
 
-TensorFlow keeps a kernel for every value of an attribute and never frees it. So an
-eager call passes values that may differ in every call in a tensor, `call`. The format
+TensorFlow keeps a kernel for every value of an attribute and never frees it. Values
+that may differ in every eager call are therefore passed in a tensor, `call`. The format
 of this tensor is defined in `tfdist_ops/tf/call_text.h`.
 """
 

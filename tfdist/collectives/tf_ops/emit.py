@@ -1,8 +1,8 @@
 """Emits the TensorFlow operations of tfdist.
 
 `tfdist.collectives` checks the arguments. In this module all tensors of a call have one
-dtype, and scales are strings: attributes of TensorFlow are float32, and a scale must
-stay exact.
+dtype, and scales are strings: float attributes of TensorFlow operations are float32,
+and a scale must stay exact.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def eager_allreduce(
     the CPU caches in the meantime.
 
     Raises:
-        TypeError, ValueError: an argument is not valid, as for `tfdist.allreduce`. In
-            addition, an unhashable argument is not valid.
+        TypeError, ValueError: an argument is not valid, as for `tfdist.allreduce`, or
+            not hashable.
     """
     check_reducible(dtype, op, "allreduce")
     op_name = operation_name("allreduce", name)
@@ -85,7 +85,8 @@ def eager_allreduce(
     keys = [key_of(op_name)]
     cached = to_eager_call(dict(arguments))
     if (name, timeout_s) == (None, None) and engines.chosen() is None:
-        # Such calls have few different attribute values, and attributes save 1 us.
+        # Few different values occur in such calls. Passing them as attributes saves
+        # 1 us.
         cached = {**arguments, "call": []}
 
     def reduce_cached(tensor: tf.Tensor) -> tf.Tensor:
@@ -113,13 +114,13 @@ class Gathered(Protocol):
 
     Attributes:
         rows: rows in rank order.
-        splits: how many rows came from each rank. An engine may need a separate
-            exchange to find out, so either all ranks read it or none.
+        splits: number of rows received from each rank. An engine may need a separate
+            collective to compute it, so either all ranks read this property or none.
     """
 
     @property
     def rows(self) -> tf.Tensor:
-        """The concatenation."""
+        """Returns the concatenated rows."""
 
     @property
     def splits(self) -> tf.Tensor:
@@ -319,7 +320,7 @@ def _emit(
 
     Args:
         operation: name of the generated function, such as "tfdist_allreduce".
-        name: name that pairs the calls of the ranks.
+        name: operation name; calls with the same name on different ranks are matched.
         timeout_s: seconds to wait for the slowest rank; None: TFDIST_TIMEOUT_S.
         arguments: inputs and other attributes of the operation.
     """
@@ -351,8 +352,9 @@ def _emit(
 
 
 def _rank(rank: Any, argument: str) -> int:
-    # The core checks on all ranks that the rank exists: a function may be traced before
-    # init(), and other ranks wait for this one.
+    # Whether the rank exists is checked by the core, on all ranks: a function may be
+    # traced before init(), and an error on this rank alone would leave the other ranks
+    # waiting.
     if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
         raise ValueError(
             f"Expected {argument} to be a rank, an integer >= 0, got {rank!r}."

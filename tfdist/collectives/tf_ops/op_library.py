@@ -1,8 +1,9 @@
-"""The TensorFlow operations of tfdist: loads their library once.
+"""Loads the library of tfdist's TensorFlow operations, once per process.
 
 A library is built for one minor version of TensorFlow, because TensorFlow's C++
-interface changes with every one. It is chosen by the running version; if there is none,
-`op_compiler` compiles it on first use. No code of a library that does not fit is run.
+interface changes with every minor version. The library for the running version is
+loaded; if there is none, `op_compiler` compiles it on first use. A library that was
+built for another version is never loaded.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tfdist.core import engines, native, op_compiler
 
 _logger = logging.getLogger("tfdist")
 
-# The operations for this TensorFlow, if the installation has them.
+# Library for the running TensorFlow; an installation may lack it.
 LIBRARY_PATH = native.LIBRARY_FOLDER / op_compiler.library_name(tf.__version__)
 
-# Ranks may run and trace these operations in any order, and the core agrees on one
-# order. A barrier stays in program order.
+# Each rank may trace and run these operations in a different order: the core makes all
+# ranks use the same one. A barrier stays in program order.
 UNORDERED_OPS = frozenset(
     {
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
@@ -42,8 +43,8 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 def ops() -> Any:
     """Returns the functions of the operations, e.g. `ops().tfdist_allreduce`.
 
-    They come from the library for the running TensorFlow, or from the engine selected
-    by `TFDIST_ENGINE`.
+    The functions come from the library for the running TensorFlow, or from the engine
+    selected by `TFDIST_ENGINE`.
 
     Raises:
         ImportError: the core is not built, or there are no operations for this
@@ -81,7 +82,7 @@ def library_path() -> Path:
     """Returns the library for the running TensorFlow, compiled now if there is none.
 
     Raises:
-        ImportError: there is none, and it cannot be compiled.
+        ImportError: there is no library, and it cannot be compiled.
     """
     if op_compiler.fits(op_compiler.built_for(LIBRARY_PATH), tf.__version__):
         return LIBRARY_PATH
@@ -102,7 +103,7 @@ def library_path() -> Path:
 
 
 def source_folder() -> Path:
-    """Returns the folder of the operations' source files: the wheel has a copy."""
+    """Returns the folder of the operations' source files: in the wheel, or the tree."""
     copy = native.LIBRARY_FOLDER / "tfdist_ops"
     return copy if copy.is_dir() else native.LIBRARY_FOLDER.parents[1] / "tfdist_ops"
 
@@ -137,9 +138,9 @@ def _load(path: Path) -> ModuleType:
         raise ImportError(
             "the operations of tfdist that were built for TensorFlow "
             f"{op_compiler.built_for(path)} do not load into TensorFlow "
-            f"{tf.__version__}: {reason}. This TensorFlow was compiled in another way "
-            "than the one they were built for. Build tfdist from its source folder "
-            "where it is used: pip install --no-build-isolation ."
+            f"{tf.__version__}: {reason}. This TensorFlow was compiled differently "
+            "from the one they were built for. Build tfdist from its source folder in "
+            "the environment where it is used: pip install --no-build-isolation ."
         ) from None
 
 

@@ -1,16 +1,16 @@
-"""Default names of operations: the same on every rank and at every retrace.
+"""Default names of operations: the same on every rank and in every retrace.
 
-The core pairs operations of different ranks by name, so a name must not contain
+The core matches operations of different ranks by name, so a name must not contain
 anything that differs between ranks or traces. (TensorFlow's node names do.) A name
 consists of the traced functions around the call and a count within each function, for
 example "train_step/while_body/allreduce.2".
 
 All eager calls of one kind have the same name, such as "allreduce.eager": they are
-paired in program order.
+matched in program order.
 
-Calls with the same name are paired in the order in which each rank makes them. This
+Calls with the same name are matched in the order in which each rank makes them. This
 order is the same on all ranks only if one thread makes the calls. So a name belongs to
-the thread that uses it (`NameOwners`), and its use by a second thread raises an error
+the thread that uses it (`NameOwners`). If a second thread uses it, an error is raised
 (`claim`).
 """
 
@@ -32,28 +32,30 @@ from tfdist.core.registry import WeakRegistry
 
 # Graph → number of uses of each base name.
 _name_counts: WeakRegistry[Counter[str]] = WeakRegistry()
-# Graph → the functions it is in, e.g. "train_step/cond_true".
+# Graph → names of its function and the functions around it, e.g.
+# "train_step/cond_true".
 _labels: WeakRegistry[str] = WeakRegistry()
 _MAX_NAMES = 4096  # number of remembered names; beyond it, the oldest is dropped
-Key = tuple[int, str]  # number of the process set, name
+Key = tuple[int, str]  # id of the process set, name
 
 
 def operation_name(
     kind: str, name: str | None, *, process_set: int = 0, partner: str = ""
 ) -> str:
-    """Returns the name of an operation that is called at this place.
+    """Returns the name for an operation that is being called or traced.
 
     Args:
         kind: "allreduce", "broadcast", ...
         name: the user's name; None: choose a name.
-        process_set: number of the process set that calls it; default: all ranks. Calls
-            of each set are counted separately, because not all ranks make them.
-        partner: partner of the call; calls with different partners are counted
-            separately.
+        process_set: id of the process set that makes the call; default: all ranks.
+            Calls of each set are counted separately, because not all ranks make them.
+        partner: direction and rank of the partner in a send or recv, e.g. "to 1"; calls
+            with different partners are counted separately.
 
     Returns:
-        In eager mode `name`, or "<kind>.eager". In a graph, the name with the function
-        that contains the call, and with a count from the second use on.
+        In eager mode `name`, or "<kind>.eager". In a graph, `name`, with a count from
+        the second use on; without `name`, the traced functions around the call, the
+        kind and a count, e.g. "train_step/allreduce.0".
     """
     if tf.executing_eagerly():
         return name or f"{kind}.eager"
@@ -67,7 +69,7 @@ def operation_name(
 def place_of(graph: Any) -> str:
     """Returns the traced functions around a call, e.g. "train_step/cond_true".
 
-    The result does not depend on how often they are traced, unlike operation names.
+    Unlike the name of an operation, the result contains no counts.
     """
     outer = getattr(graph, "outer_graph", None)
     if outer is None or not getattr(outer, "name", None):
@@ -106,17 +108,17 @@ def _count(graph: Any, key: str) -> int:
 
 
 class NameOwners:
-    """Records which thread uses which name.
+    """Record of which thread uses which name.
 
     A second thread may use a name if all ranks agree on the order of the two threads:
 
-    - It was started after the last use of the name. The thread that started it was then
-      further in the program, on every rank.
-    - It is the main thread, and the thread that used the name has ended. (If the main
-      thread comes first on another rank, the other thread is refused there.)
+    - The second thread was started after the last use of the name. The thread that
+      started it had then passed that use, on every rank.
+    - The second thread is the main thread, and the first has ended. (If the main thread
+      comes first on another rank, the other thread is rejected there.)
 
-    So a use that could make ranks pair calls of different threads raises an error on at
-    least one rank. All threads that Python did not start (TensorFlow's threads) are
+    So a use that could make ranks match calls of different threads raises an error on
+    at least one rank. All threads that Python did not start (TensorFlow's threads) are
     treated as one thread.
 
     Attributes:
@@ -125,9 +127,10 @@ class NameOwners:
 
     def __init__(self) -> None:
         self.calls = 0
-        self._lock = threading.RLock()  # a signal handler may call operations too
+        self._lock = threading.RLock()  # a signal handler may also call operations
         self._uses: dict[Key, tuple[weakref.ref[threading.Thread], int]] = {}
-        # Threads are numbered at the first use that sees them.
+        # A turn lasts until the list of running threads changes. Each thread is stored
+        # with the turn of the first `use` that found it running.
         self._seen: list[threading.Thread] = []
         self._turn = 0
         self._first_turns: weakref.WeakKeyDictionary[threading.Thread, int] = (
@@ -138,7 +141,7 @@ class NameOwners:
         """Records that the calling thread uses the names.
 
         Returns:
-            None, or a name that another thread uses and the name of that thread.
+            None if the use is allowed. Otherwise the name in use and its thread's name.
         """
         thread = threading.current_thread()
         with self._lock:
@@ -158,7 +161,7 @@ class NameOwners:
         return None
 
     def close(self) -> None:
-        """Does nothing: there is nothing to end (`runtime.Resource`)."""
+        """Does nothing: there is nothing to close (`runtime.Resource`)."""
 
     def _look(self) -> int:
         """Returns how often the list of running threads has changed so far."""
@@ -185,24 +188,27 @@ class NameOwners:
 
 @functools.lru_cache(maxsize=1)
 def _owners(generation: int) -> NameOwners:
-    """Returns the owners of names in a world."""
+    """Returns the record of the current generation, cached by its number."""
     return runtime.get_resource("names", NameOwners)
 
 
 def eager_calls() -> int:
-    """Returns how many operations were called in this world outside of a graph."""
+    """Returns how often names were claimed in this world; 0 in a world of one rank.
+
+    Eager operations claim names, and so do calls of functions that contain operations.
+    """
     return _owners(runtime.generation()).calls
 
 
 def key_of(
     name: str, *, process_set: int = 0, src: int | None = None, dst: int | None = None
 ) -> Key:
-    """Returns the key by which calls of an operation are paired across ranks.
+    """Returns the key by which calls of an operation are matched across ranks.
 
     Args:
         name: name of the operation.
-        process_set: number of the process set that calls it.
-        src: source rank of a `recv`, which is paired only with calls of this rank.
+        process_set: id of the process set that calls the operation.
+        src: source rank of a `recv`, which is matched only with calls of that rank.
         dst: destination rank of a `send`, likewise.
 
     Example:
@@ -216,7 +222,7 @@ def key_of(
 
 
 def claim(keys: Iterable[Key]) -> None:
-    """Records that this thread uses the names; every operation calls this first.
+    """Records that this thread uses the names; called before each operation.
 
     Has no effect in a world of one rank.
 

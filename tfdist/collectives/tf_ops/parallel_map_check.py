@@ -1,7 +1,7 @@
 """Rejects operations in functions that tf.data calls several times concurrently.
 
-Operations of the ranks are paired by name, and operations with the same name by the
-order of their calls (`op_names`). A function of `Dataset.map(...,
+Operations of the ranks are matched by name, and operations with the same name by the
+order of their calls (`op_names`). A function passed to `Dataset.map(...,
 num_parallel_calls=n)` is called for n elements concurrently, in an order that differs
 between the ranks.
 """
@@ -17,7 +17,8 @@ import tensorflow as tf
 def check_not_parallel() -> None:
     """Raises if the function being traced will be called for several elements at once.
 
-    Does not detect a function that was traced before and is called in such a function.
+    Does not detect an operation in a function that was traced earlier and is called
+    from the dataset's function.
 
     Raises:
         ValueError: the message shows the correct form.
@@ -34,8 +35,8 @@ def check_not_parallel() -> None:
                 "An operation of tfdist was called in a function of Dataset.map or "
                 "interleave with num_parallel_calls. The function is called for "
                 "several elements at once, in a different order on each rank, so "
-                "different elements would be combined. Leave num_parallel_calls out "
-                "of this step, or call the operation outside of the dataset."
+                "different elements would be combined. Omit num_parallel_calls in this "
+                "step, or call the operation outside of the dataset."
             )
         frame = frame.f_back  # type: ignore[assignment]
 

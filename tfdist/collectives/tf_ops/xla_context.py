@@ -1,4 +1,4 @@
-"""Detects whether XLA compiles a function: tfdist operations cannot run in it."""
+"""Detects functions that XLA compiles, in which tfdist operations cannot run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class InsideXlaError(NotImplementedError):
     """An operation of tfdist was called in a function that XLA compiles.
 
     Args:
-        why: what cannot run in it; default: an operation of tfdist.
+        why: the reason, which the message adds; default: none.
     """
 
-    ag_pass_through = True  # otherwise AutoGraph raises its own class instead
+    ag_pass_through = True  # otherwise AutoGraph raises an exception class of its own
 
     def __init__(self, why: str | None = None) -> None:
         self.why = why
         super().__init__(
             "tfdist operations cannot run inside a function compiled by XLA"
-            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, so "
+            f"{f': {why}' if why else ''}. Pass a callback of tfdist to model.fit, so "
             "that XLA compiles only the forward and backward pass: "
             "callbacks=[tfdist.callbacks.BroadcastInitialState()]; or write "
             "jit_compile=False in model.compile(...) or tf.function(...). (On a "
-            "machine with a GPU, Keras compiles by default.)"
+            "machine with a GPU, Keras compiles with XLA by default.)"
         )
 
 
@@ -39,7 +39,7 @@ def check_not_xla(why: str | None = None) -> None:
     """Raises if the function being traced is compiled by XLA.
 
     Args:
-        why: what cannot run in it; default: an operation of tfdist.
+        why: the reason, which the message adds; default: none.
 
     Raises:
         InsideXlaError: the message says what to change.

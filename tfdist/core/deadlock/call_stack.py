@@ -1,4 +1,4 @@
-"""Describes the position of a thread in the user's terms, from its Python stack.
+"""Describes where a thread is in the user's program, from its Python stack.
 
 A stack inside a collective holds frames of tfdist, Keras and TensorFlow. The user knows
 the outer frames: the function that was called, or the callback and the epoch, and the
@@ -39,7 +39,8 @@ def describe_call(frame: FrameType | None) -> str:
         frame: the innermost frame of the thread.
 
     Returns:
-        The description, or "" if neither tfdist nor a loop of Keras has been called.
+        The description, or "" if the thread is in neither tfdist, a loop of Keras nor a
+        `tf.function`.
     """
     segment, caller = split_stack(frame)
     name = ""
@@ -64,7 +65,7 @@ def describe_place(frame: FrameType | None) -> str:
 def split_stack(
     frame: FrameType | None,
 ) -> tuple[list[FrameType], FrameType | None]:
-    """Returns the library frames, innermost first, and the user's frame."""
+    """Returns the library frames, innermost first, and the user frame that called."""
     segment: list[FrameType] = []
     for one in outwards(frame):
         if owner_of(one) == "user":
@@ -89,14 +90,14 @@ def owner_of(frame: FrameType) -> str:
 
 
 def name_of_callback(callback: Any) -> str:
-    """Returns the class, with the wrapped class if any: "RankZeroOnly(CSVLogger)"."""
+    """Returns the class name, with any wrapped class: "RankZeroOnly(CSVLogger)"."""
     inner = getattr(callback, "callback", None)
     name = str(getattr(callback, "described_as", type(callback).__name__))
     return f"{name}({type(inner).__name__})" if inner is not None else name
 
 
 def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
-    """Returns the public name of the function of a frame; "" for other functions."""
+    """Returns the public name of a frame's function; "" if it is not public."""
     owner = owner_of(frame)
     function = frame.f_code.co_name
     own = frame.f_locals.get("self") if owner in ("tfdist", "keras") else None
@@ -106,10 +107,10 @@ def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
         return ""
     if owner != "tfdist" or function.startswith(("_", "<")):
         return ""
-    if _is_callback(own):  # outside of `fit`, whose hooks are described separately
+    if _is_callback(own):  # outside `fit`, whose hooks are described separately
         return f"{name_of_callback(own)}.{function}"
     if own is not None:
-        of_ours = type(own).__module__.startswith("tfdist.")  # not a wrapped one
+        of_ours = type(own).__module__.startswith("tfdist.")  # not a wrapped class
         is_public = of_ours and not type(own).__name__.startswith("_")
         return f"{type(own).__name__}.{function}" if is_public else ""
     public = sys.modules["tfdist"].__all__  # this module belongs to tfdist

@@ -1,7 +1,7 @@
 """Rejects collectives in code that only one rank runs.
 
 The other ranks would not call them, so this rank would wait for the other ranks until
-the deadline, and they might wait for its result.
+the deadline, and the other ranks might wait for this rank.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def on_this_rank_alone(
         ranks: this rank and the ranks that do not run the code.
         rank: this rank.
         others_wait: whether the other ranks wait until the code has ended. If they do
-            not, they may make the matching call of a send or receive, so these are
-            allowed.
+            not, they may call the matching receive or send, so both are allowed.
         ranks_of_set: returns the ranks of a process set, given its number.
     """
     others = frozenset(ranks) - {rank}
@@ -92,7 +91,7 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
 
 
 def check_not_alone(function: str, process_set: int = 0) -> None:
-    """Makes the same check for a function that is not an operation, by its name."""
+    """Raises as `refuse_collective` does, for a function that is not an operation."""
     place = PLACE.get()
     if place is not None and place.ranks_of_set(process_set) & place.others:
         _refuse(place, function)
@@ -107,7 +106,7 @@ def _refuse(place: Place, operation: str) -> None:
     rank = f"rank{'s' if len(place.others) > 1 else ''} {ranks}"
     raise exceptions.MismatchError(
         f"{called} was called inside {place.name}, which only rank {place.rank} runs. "
-        f"It is a collective operation: it needs every rank, and {rank} would not call "
-        "it. Call it where every rank runs it: before or after this, or in a callback "
-        "that is not wrapped in RankZeroOnly."
+        f"Every rank must call this collective operation, and {rank} would not call "
+        "it. Call it before or after this code, where every rank runs it, or in a "
+        "callback that is not wrapped in RankZeroOnly."
     )

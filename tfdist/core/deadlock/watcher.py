@@ -97,7 +97,8 @@ def survey(
     Returns:
         EAGER, GRAPH or PATIENT (see `native.report_blocked`), and the innermost frame
         of a waiting thread. PATIENT means that the wait is reported only if it lasts.
-        None if a thread that calls collectives does something else.
+        None if no thread waits, or if a thread that calls collectives does something
+        else.
     """
     kinds = {thread: _wait_kind(frame) for thread, frame in frames.items()}
     waiting = {t: frames[t] for t, how in kinds.items() if how is not None}

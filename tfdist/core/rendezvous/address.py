@@ -39,7 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a TCP socket bound to one address; port 0 selects a free port.
 
     Raises:
-        RendezvousError: the address is not an address of this machine or means all
+        RendezvousError: `host` is not an address of this machine or stands for all
             interfaces, or the port is in use.
     """
     try:
@@ -48,8 +48,8 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
             raise invalid(
-                f"{host!r} means all network interfaces; name the address of the one "
-                "that the ranks should use (TFDIST_ADDRESS)"
+                f"{host!r} means all network interfaces; give the address of the "
+                "interface that the ranks should use (TFDIST_ADDRESS)"
             )
         sock = socket.socket(family, kind, proto)
     except OSError as error:
@@ -77,7 +77,7 @@ def connected_to_itself(sock: socket.socket) -> bool:
 
 
 def _own_addresses() -> dict[str, list[str]]:
-    """Returns this machine's addresses by interface: IPv4 first, not link-local."""
+    """Returns this machine's addresses by interface, IPv4 first, without fe80::/16."""
     import psutil  # imported here: most ranks do not need it
 
     found: dict[str, list[str]] = {}
@@ -96,8 +96,12 @@ def _own_addresses() -> dict[str, list[str]]:
 def reachable_address(environ: Mapping[str, str]) -> str:
     """Returns an address of this machine at which other hosts should reach it.
 
-    It is the one by which the launcher knows this host (`PMI_HOSTNAME`), or the one of
-    the default route, or the first one of an interface.
+    These are tried in order, without loopback addresses:
+
+    1. the address of the host name that the launcher has set (`PMI_HOSTNAME`)
+    2. the address of the host name of this machine
+    3. the address from which the default route sends
+    4. the first address of any interface
 
     Raises:
         RendezvousError: this machine has loopback addresses only.
@@ -129,9 +133,9 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
     """Returns the address of this machine that a user selected.
 
     Args:
-        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). A
-            network or an interface can be the same on all hosts.
-        variable: name of the variable that has the choice, for messages.
+        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). The
+            same network or interface may be given on all hosts.
+        variable: name of the variable that holds `choice`, for messages.
 
     Raises:
         RendezvousError: `choice` has none of these forms or means all interfaces, or

@@ -72,7 +72,7 @@ def new_nonce() -> bytes:
 
 
 def preamble(version: str) -> bytes:
-    """Returns what both sides send first: magic, protocol and version."""
+    """Returns the bytes that both sides send first: magic, protocol and version."""
     text = version.encode("ascii", "replace")[:_VERSION_BYTES]
     return MAGIC + PROTOCOL.to_bytes(4, "big") + text.ljust(_VERSION_BYTES, b"\0")
 
@@ -117,12 +117,12 @@ def hello(version: str, nonce: bytes, claims: dict[str, Any]) -> bytes:
 
 
 def extract(secret: bytes, salt: bytes) -> bytes:
-    """Returns the key for deriving others: HKDF-Extract (RFC 5869) with SHA-256."""
+    """Returns the key from which others are derived: HKDF-Extract with SHA-256."""
     return hmac.digest(salt, secret, "sha256")
 
 
 def expand(key: bytes, info: bytes, length: int) -> bytes:
-    """Returns `length` bytes for the use `info`: HKDF-Expand (RFC 5869), SHA-256."""
+    """Returns `length` bytes for the purpose `info`: HKDF-Expand with SHA-256."""
     blocks = [b""]
     while sum(map(len, blocks)) < length:
         count = len(blocks).to_bytes(1, "big")
@@ -218,7 +218,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Decodes a message from JSON; AuthenticationError if it is not an object."""
+    """Decodes a JSON message; raises AuthenticationError if it is not an object."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -245,7 +245,7 @@ def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
 def difference(
     expected: dict[str, Any], claims: dict[str, Any], names: dict[str, str]
 ) -> str:
-    """Describes how the claims of the other side differ; "" if they do not.
+    """Describes the claims of the other side that differ; returns "" if none do.
 
     Args:
         expected: name → value on this side.

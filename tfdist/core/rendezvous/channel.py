@@ -1,10 +1,10 @@
 """Framed, authenticated messages over one non-blocking stream socket.
 
 The handshake (`core.rendezvous.auth`) reads at most 1122 bytes from an unknown client
-and parses none of them. After the handshake, a frame is a 4-byte length (big endian)
-followed by that many bytes: MAC and JSON, at most 1 MiB. Reads never go beyond the
-requested bytes, so the socket can be handed to the core afterwards. Descriptors are
-sent with a frame over AF_UNIX sockets (SCM_RIGHTS).
+and parses no JSON among them. After the handshake, a frame is a 4-byte length (big
+endian) followed by that many bytes: MAC and JSON, at most 1 MiB. No bytes are read
+ahead, so the socket can be passed to the core afterwards. File descriptors are sent
+with a frame over AF_UNIX sockets (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def _ready(sock: socket.socket, *, write: bool) -> None:
 
 
 class Channel:
-    """One end of a connection. Owns the socket until `detach` or `close`."""
+    """One end of a connection; owns the socket until `detach`, `release` or `close`."""
 
     def __init__(self, sock: socket.socket, *, size: int = 1) -> None:
         sock.setblocking(False)
@@ -100,7 +100,7 @@ class Channel:
         return self.sock.detach()
 
     def release(self) -> tuple[socket.socket, auth.Sealer, auth.Sealer]:
-        """Hands over the socket, and its keys for sending and receiving."""
+        """Returns the socket, which the caller then owns, and the two sealers."""
         if self._send is None or self._receive is None:
             raise AuthenticationError("the handshake is not complete")
         return self.sock, self._send, self._receive
@@ -203,7 +203,7 @@ class Channel:
                 different protocol.
             RefusedError: the server has the secret but does not agree with the claims.
             ChannelClosed: the server closed the connection.
-            TimeoutError: the handshake took more than 2 s.
+            TimeoutError: the handshake took more than 2 s, times `patience`.
         """
         async with asyncio.timeout(self._handshake_s):
             hello = auth.hello(__version__, auth.new_nonce(), claims)
@@ -287,7 +287,8 @@ async def connect_channel(
 ) -> Channel:
     """Connects and authenticates; retries until the server is available.
 
-    Also retries the name lookup: a name server may learn the name only at server start.
+    Each attempt looks up the host name again, because the name may be registered only
+    when the server starts.
 
     Args:
         address: host and port of the server.
@@ -333,8 +334,8 @@ async def _connected(
 ) -> Channel:
     loop = asyncio.get_running_loop()
     try:
-        # If the client connects to itself (see below), the server must still get the
-        # port.
+        # If the client connects to itself (see below), the server must still be able to
+        # bind the port.
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await loop.sock_connect(channel.sock, resolved)
         if connected_to_itself(channel.sock):

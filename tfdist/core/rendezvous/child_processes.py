@@ -40,7 +40,7 @@ _OF_A_RANK = (
 
 
 def note_rank(environ: MutableMapping[str, str], placement: Placement) -> None:
-    """Records that this process is the rank, for the processes that it starts."""
+    """Records this process as the rank, so that its child processes can see it."""
     environ[RANK_PROCESS] = f"{os.getpid()} {_place(placement)}"
 
 
@@ -72,8 +72,8 @@ def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
 def refuse_child(environ: Mapping[str, str]) -> None:
     """Raises if this process is a child of a rank and not a rank itself.
 
-    A multiprocessing pool endlessly restarts a worker that ends while it imports the
-    main script. In this case the rank's process is ended too (SIGTERM).
+    If a worker of a multiprocessing pool exits while it imports the main script, the
+    pool restarts it endlessly. To prevent this, the rank is also terminated (SIGTERM).
 
     Raises:
         RendezvousError: this process is a child of a rank.
@@ -84,7 +84,7 @@ def refuse_child(environ: Mapping[str, str]) -> None:
         return
     pid, placement = above
     if _is_imported_by_pool():
-        if _is_ancestor(pid):  # otherwise another worker has already ended it
+        if _is_ancestor(pid):  # otherwise another worker has already terminated it
             _end_rank(environ, pid, placement.rank, message)
         os._exit(1)
     raise RendezvousError(
@@ -95,7 +95,7 @@ def refuse_child(environ: Mapping[str, str]) -> None:
 
 
 def _end_rank(environ: Mapping[str, str], pid: int, rank: int, message: str) -> None:
-    message += ". The rank ends, because the pool would restart its workers endlessly"
+    message += ". The rank exits, because the pool would restart its workers endlessly"
     print(f"[tfdist] {message}", file=sys.stderr, flush=True)
     failure_report.send(environ, {"error": message, "blamed": rank})
     with contextlib.suppress(ProcessLookupError):

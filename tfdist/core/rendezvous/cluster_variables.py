@@ -9,8 +9,8 @@ These platforms start the program once on each host, or for each task:
 | pet | PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT | Kubeflow Trainer |
 | sagemaker | SM_HOSTS, SM_CURRENT_HOST | Amazon SageMaker |
 
-With each, a process is one rank. In TF_CONFIG, the ranks are the chief (or master) and
-then the workers. Parameter servers and evaluators are no ranks.
+Each of these processes is one rank. In TF_CONFIG, the ranks are the chief (or master),
+followed by the workers. Parameter servers and evaluators are not ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ANY_COUNT = ("", "1", "auto", "cpu", "gpu")
 
 
 def read(environ: Mapping[str, str]) -> list[Placement]:
-    """Returns the placement of this process by each description that is complete.
+    """Returns the placement of this process according to each complete description.
 
     Raises:
         RendezvousError: a description is malformed, or this process is not one of its
@@ -56,7 +56,7 @@ def read(environ: Mapping[str, str]) -> list[Placement]:
 
 
 def check_one_rank_per_host(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Raises if the platform expects a launcher on each host, which starts its ranks.
+    """Raises unless the platform starts one rank on each of a fixed number of hosts.
 
     Raises:
         RendezvousError: PET_NPROC_PER_NODE is a number above 1, or PET_NNODES is a

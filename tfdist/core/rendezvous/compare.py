@@ -57,7 +57,7 @@ def own_record(
 async def exchange_records(
     store: StoreClient, settings: Settings, record: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Publishes this rank's record, waits for all others, and compares their sizes.
+    """Publishes this rank's record, waits for all records, and compares the sizes.
 
     Raises:
         RendezvousError: two processes have the same rank, a rank is missing, or the

@@ -43,8 +43,9 @@ class Options:
         generation: number of initializations of this process, starting with 1.
         timeout_s: time limit in seconds for connecting all ranks.
         transport: "auto", "shm" or "tcp".
-        shm_bytes: size of the memory of one shared-memory link, in bytes.
-        window_bytes: size in bytes of a rank's window for each other rank of its host.
+        shm_bytes: size in bytes of the shared memory of one link.
+        window_bytes: size of a rank's window (`links.Window`) in bytes, divided by the
+            number of other ranks on its host.
         rows: table of the configuration: name → {"value", "agreed", ...}.
     """
 

@@ -15,9 +15,11 @@ The rules are tried in a fixed order; the first rule with complete variables is 
 | horovodrun | HOROVOD_RANK, HOROVOD_SIZE | HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE |
 | single | none of them: rank 0 of 1 | |
 
-Before `single`, the descriptions of a cluster are read (`cluster_variables`). Those are
-set by platforms that start the program once on each host, not by a launcher of ranks.
-In an Indexed Job of Kubernetes, JOB_COMPLETION_INDEX takes the place of TFDIST_RANK.
+`horovodrun` also requires HOROVOD_GLOO_RENDEZVOUS_ADDR. In an Indexed Job of
+Kubernetes, JOB_COMPLETION_INDEX is used if TFDIST_RANK is not set.
+
+If no rule before `single` matches, the description of a cluster is used, if there is
+one (`cluster_variables`). Platforms set such descriptions; launchers of ranks do not.
 
 If TFDIST_RENDEZVOUS is set, it is the rendezvous address of every multi-rank job.
 
@@ -42,7 +44,7 @@ LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID if tfdistrun runs the store
 
 
 def check_working_folder() -> None:
-    """Raises if this process's working folder does not exist any more.
+    """Raises if this process's working folder no longer exists.
 
     Raises:
         RendezvousError: the folder was deleted.
@@ -71,7 +73,7 @@ def _job(environ: Mapping[str, str]) -> str | None:
 
 
 def _tfdist(environ: Mapping[str, str]) -> Placement | None:
-    # Kubernetes numbers the pods of an Indexed Job; their number is in its manifest.
+    # Kubernetes numbers the pods of an Indexed Job; its manifest sets TFDIST_SIZE.
     pod = environ.get("JOB_COMPLETION_INDEX") and not environ.get("TFDIST_RANK")
     found = build(
         environ,
@@ -209,7 +211,7 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
-    """Returns the tasks of this node from e.g. SLURM_STEP_TASKS_PER_NODE="2(x3),1"."""
+    """Returns the number of tasks on this node; "2(x3),1" means 2, 2, 2 and 1."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE")
     node = integer(environ, "SLURM_NODEID")
     if not text or node is None:
@@ -229,7 +231,7 @@ def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
 
 
 def _horovodrun(environ: Mapping[str, str]) -> Placement | None:
-    """Returns the placement by horovodrun; the address of its store names the job."""
+    """Returns horovodrun's placement; its rendezvous address names the job."""
     address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     if not address:
         return None
@@ -268,7 +270,7 @@ def detect(environ: Mapping[str, str]) -> Placement:
 
     Raises:
         RendezvousError: a variable is malformed, or the variables of two launchers
-            differ. The message names the variables.
+            contradict each other. The message names the variables.
 
     Example:
         >>> from tfdist.core.rendezvous.environment import detect
@@ -286,8 +288,8 @@ def detect(environ: Mapping[str, str]) -> Placement:
         ):
             raise _contradiction(winner, other)
     for other in described:
-        # A launcher may have started ranks on all of the hosts. tfdistrun has checked
-        # this, and its job may have fewer ranks by now.
+        # A launcher may start several ranks on each host, but not fewer ranks than
+        # hosts. tfdistrun has checked this itself, and its job may have lost ranks.
         if other.size > winner.size and not winner.launcher_runs_store:
             raise _contradiction(winner, other)
     # Few launchers provide an address. For the others, the user can.
@@ -300,13 +302,13 @@ def _harmless(winner: Placement, other: Placement) -> bool:
     # 1).
     if other.size == 1:
         return True
-    # mpirun starts its daemons with srun, one on each node; their ranks inherit the
-    # step.
+    # mpirun starts its daemons with srun, one on each node. The ranks inherit the
+    # variables of this step.
     return other.source == "slurm" and winner.source in ("openmpi", "pals", "mpich")
 
 
 def _contradiction(winner: Placement, other: Placement) -> RendezvousError:
-    # torchrun sets LOCAL_RANK too. Platforms that set RANK once for each host do not.
+    # torchrun also sets LOCAL_RANK. Platforms that set RANK once for each host do not.
     per_host = next(
         (
             one.variables
@@ -316,8 +318,8 @@ def _contradiction(winner: Placement, other: Placement) -> RendezvousError:
         None,
     )
     hint = (
-        f" (without LOCAL_RANK, {per_host} may be the numbers of hosts, which some "
-        "platforms set: then unset RANK and WORLD_SIZE for the ranks)"
+        f" (LOCAL_RANK is not set, so {per_host} may number hosts instead of ranks, as "
+        "on some platforms: in this case, unset RANK and WORLD_SIZE for the ranks)"
         if per_host
         else ""
     )

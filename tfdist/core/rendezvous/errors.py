@@ -1,4 +1,4 @@
-"""Errors of the rendezvous, with the codes and records that the core uses."""
+"""Errors of the rendezvous, with the same codes and payloads as errors of the core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdist.core import native
 
 
 class RendezvousError(native.CoreError):
-    """The ranks could not connect; `payload` has the ranks and the cause.
+    """The ranks could not connect; `payload` has the cause and, if known, the rank.
 
     Attributes:
         known_to_all: whether every rank detects the same error independently.
@@ -59,8 +59,8 @@ def numbers(ranks: list[int], what: str = "rank") -> str:
     """Lists ranks as text: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more.
 
     Args:
-        ranks: their numbers.
-        what: noun for one of them.
+        ranks: ranks to list.
+        what: singular noun.
     """
     shown = [str(rank) for rank in ranks[:8]]
     if len(ranks) > 8:

@@ -27,7 +27,7 @@ async def exchange(
         value: JSON value of this rank.
         grace_s: seconds to wait after the deadline of the start, so that a rank with a
             more precise error can report it first.
-        complaint: predicate of the error message; its subject is the missing ranks.
+        complaint: end of the error message, which begins with the missing ranks.
 
     Raises:
         RendezvousError: some ranks did not publish a value in time; the message names

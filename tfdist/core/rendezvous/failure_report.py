@@ -22,12 +22,12 @@ from tfdist.core.rendezvous.store import StoreClient
 
 PREFIX = "report/"
 _COUNTS = "reports of/"  # prefix of counters of equal errors
-_TIMEOUT_S = 3.0  # for each step; ranks that fail together are busy
+_TIMEOUT_S = 3.0  # for each request; many ranks may fail at the same time
 _MODULES = re.compile(
     r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."
 )
-# Lines in messages of TensorFlow and Keras that give a place, not a reason. The lines
-# after "Arguments received by" are the arguments of a layer.
+# Lines in messages of TensorFlow and Keras that give a source location, not a reason.
+# The lines after "Arguments received by" are the arguments of a layer.
 _PLACES = re.compile(
     r"\[\[|\[Op:|Detected at node|<stack traces|File \"|Traceback \(|"
     r"\d+ root error|\d+ successful operations|\d+ derived errors"
@@ -45,8 +45,8 @@ def reason(error: BaseException) -> str:
         error: any exception.
 
     Returns:
-        Its type and the first line of its message. If this line ends in a colon, also
-        the last line that is not a place in a program.
+        The type of the error and the first line of its message. If this line ends with
+        a colon, also the last line of the message that is not a source location.
 
     Example:
         >>> from tfdist.core.rendezvous import failure_report
@@ -72,7 +72,7 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
 
     Returns:
         How many ranks have reported this error so far, including this rank. 0 if no
-        launcher accepts reports.
+        launcher accepts reports, or if the report could not be sent.
     """
     try:
         placement = detect(environ)

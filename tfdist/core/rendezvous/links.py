@@ -36,7 +36,7 @@ _tries = itertools.count()  # number of TCP links that this process has tried to
 
 
 class ShmFailedError(Exception):
-    """Shared memory does not work between two ranks; the reason is the text."""
+    """Shared memory does not work between two ranks; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCredentials:
-    """Credentials to which all links of a rank are bound during one initialization.
+    """Credentials of all links of a rank during one initialization.
 
     Attributes:
         secret: secret of the job.
-        job: name of the job, and the random name of the store at which its ranks met.
+        job: name of the job, followed by the random name of its store.
         generation: number of the initialization.
         rank: this rank.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
@@ -131,9 +131,9 @@ def link_end(
     Args:
         peer: the rank at the other end.
         channels: connected and authenticated channels. Several channels mean TCP.
-        initiator: whether this rank has connected.
-        shared: memory of the link, window of the peer and optionally its doorbell;
-            None: TCP.
+        initiator: whether this rank opened the connection.
+        shared: descriptors of the link's memory, the peer's window and optionally the
+            peer's doorbell; None for TCP.
     """
     memory, window, doorbell = [*(shared or []), -1, -1, -1][:3]
     return native.LinkEnd(
@@ -177,7 +177,7 @@ def check_memory(fd: int, size: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise ShmFailedError(f"no sealed memory file came: {error}") from error
+        raise ShmFailedError(f"no sealed memory file was received: {error}") from error
     found = os.fstat(fd).st_size
     if seals & _SEALS != _SEALS or found != size:
         raise ShmFailedError(
@@ -198,7 +198,7 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
 
 
 class Window:
-    """The memory of this rank from which the other ranks of its host read.
+    """Shared memory of this rank, from which the other ranks on its host read.
 
     Attributes:
         size: size in bytes, equal for all ranks of the host.
@@ -209,7 +209,7 @@ class Window:
         self.fd = -1
 
     def take(self) -> int:
-        """Returns the memory file, which the window still owns.
+        """Returns the memory file, which the window owns; creates it if needed.
 
         Raises:
             ShmFailedError: there is not enough memory.
@@ -242,8 +242,8 @@ async def connect_shm(
         peer: the lower rank.
         shm_bytes: size of the memory in bytes.
         window: window of this rank.
-        doorbell_fd: eventfd that the peer signals. If it is None, on both sides, the
-            peer uses the socket of the link instead.
+        doorbell_fd: eventfd that the peer signals. None on both sides if the peers
+            signal over the link's socket instead.
 
     Raises:
         ShmFailedError: shared memory does not work between the two ranks; TCP may work.
@@ -314,7 +314,8 @@ async def accept_shm(
         timeout_s: time limit in seconds for the whole exchange.
 
     Raises:
-        ShmFailedError: shared memory does not work; the peer is notified, and uses TCP.
+        ShmFailedError: shared memory does not work; the peer also sees this, and uses
+            TCP unless TFDIST_TRANSPORT=shm.
     """
     fds: list[int] = []
     try:
@@ -410,9 +411,9 @@ class Gathering:
         self._channels: dict[int, Channel] = {}
 
     def add(self, channel: Channel) -> list[Channel] | None:
-        """Adds a connection; with the last one, returns all of its link in order.
+        """Adds a connection; returns all connections, in order, once the link has all.
 
-        Closes connections of an earlier try, which the peer has given up.
+        Closes connections of an earlier attempt, which the peer has given up.
         """
         link, index = channel.claims.get("link", 0), channel.claims.get("socket", 0)
         if link > self._link:

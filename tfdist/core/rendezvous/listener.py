@@ -2,11 +2,12 @@
 
 A separate task handles each connection, with a deadline of 2 s for the handshake. At
 most 64 connections may be unauthenticated. Jobs of more than 64 ranks have a longer
-deadline, and jobs of more than 32 ranks a higher limit. A connection above the limit
-drops the oldest connection of the address with the most connections, so that a flood
-from one host does not block other hosts. A connection without proof of the job's secret
-is closed, and is counted in a warning that is logged at most every 10 s. A client that
-has the secret but belongs to a different job or purpose is sent the reason.
+deadline, and jobs of more than 32 ranks a higher limit. At the limit, a new connection
+displaces the oldest unauthenticated connection of the address that has the most of
+them, so that a flood from one host does not block other hosts. A connection without
+proof of the job's secret is closed, and is counted in a warning that is logged at most
+every 10 s. A client that has the secret but belongs to a different job or purpose is
+sent the reason.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Listener:
         refusal: returns why a client with these claims is refused; "" if it is
             accepted.
         serve: called with each authenticated channel, which it then owns.
-        size: number of ranks that may connect at once; a large number raises deadline
-            and limit.
+        size: number of ranks that may connect at once; a large number raises the
+            deadline and the limit.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Listener:
         self._room = max(MAX_UNAUTHENTICATED, 2 * size)
         self._unauthenticated: dict[
             asyncio.Task[None], str
-        ] = {}  # by address; oldest first
+        ] = {}  # task → address; oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused_count = 0
         self._warned_at = -_WARN_EVERY_S
@@ -71,7 +72,7 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Stops accepting, and ends all connections that `serve` still has."""
+        """Stops accepting, and ends all connections that are still being served."""
         tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()

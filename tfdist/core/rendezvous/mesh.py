@@ -1,8 +1,8 @@
 """Connects the ranks after they have published and compared their records.
 
-In a small world, every pair of ranks is connected. In a larger world, each rank starts
-with links to its neighbours (`overlay`) and opens other links when data needs them
-(`on_demand_links`).
+In a job of at most TFDIST_MESH_RANKS ranks, every pair of ranks is connected. In a
+larger job, each rank starts with links to its neighbors (`overlay`) and opens other
+links when data needs them (`on_demand_links`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger("tfdist")
 
 
 class _Builder:
-    """One start of one rank. All coroutines run on one loop."""
+    """Connects one rank, once. All coroutines run on one loop."""
 
     def __init__(self, settings: Settings, first_peers: list[int]) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class _Builder:
         self.tuning: tuning.Tuning | None = None
 
     async def run(self) -> None:
-        """Compares records, finds common hosts and connects the ranks."""
+        """Compares the records, finds ranks on the same host and connects the ranks."""
         settings = self.settings
         store = await StoreClient.connect(
             settings.store,
@@ -119,7 +119,8 @@ async def build(settings: Settings) -> Mesh:
 
     Raises:
         RendezvousError: a rank is missing (timeout), another rank failed (rank_failed),
-            or the ranks do not agree (mismatch). The first two name the rank.
+            or the ranks do not agree (mismatch). In the first two cases, the message
+            names the rank.
     """
     size = settings.placement.size
     peers = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)

@@ -1,4 +1,4 @@
-"""Creates the links of one rank: accepts higher ranks, connects to lower ranks."""
+"""Creates one rank's links: accepts from higher ranks, connects to lower ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MeshLinks:
         self.host_of: tuple[int, ...] = ()
         self.ends: dict[int, native.LinkEnd] = {}
         self.on_demand: OnDemandLinks | None = None
-        self.complete = False  # whether the core has the links
+        self.complete = False  # whether all ranks have their first links
         self._credentials_or_none: LinkCredentials | None = None
         self._accepting: set[int] = set()
         self._gathering: dict[int, links.Gathering] = {}
@@ -132,7 +132,7 @@ class MeshLinks:
             close_channels(channels)
             return
         if rank in self.ends:
-            if self.complete:  # the core already has this link
+            if self.complete:  # the link is in use, or will be
                 close_channels(channels)
                 return
             # The peer gave up the first link at the end of its handshake.
@@ -152,9 +152,9 @@ class MeshLinks:
                     timeout_s=self._credentials.timeout_s,
                 )
             else:
-                # A first link that the peer has given up is replaced by the next link,
-                # see above. A link on demand belongs to the core as soon as it is
-                # created.
+                # At the start, a link that the peer has given up is replaced with the
+                # peer's next link (see above). A link on demand is passed to the core
+                # at once, so the peer must confirm it first.
                 if on_demand is not None and not await links.confirm_tcp(
                     channels, self._credentials.timeout_s
                 ):
@@ -181,13 +181,13 @@ class MeshLinks:
     def _passed_doorbell(self) -> int | None:
         """Returns the doorbell descriptor that is passed to peers.
 
-        With links on demand it is None, and peers use the socket instead, so that a
-        link needs only one descriptor.
+        It is None if there are links on demand. Peers then signal over the link's
+        socket, so that a link needs only one descriptor.
         """
         return self.doorbell_fd if self.on_demand is None else None
 
     async def _connect(self, peer: Peer) -> str:
-        """Creates one link; returns why it is not shared memory, or "" on success."""
+        """Creates one link; returns why shared memory failed, or "" if it did not."""
         self.ends[peer.rank], why = await self._link_to(peer)
         return why
 
@@ -228,7 +228,7 @@ class MeshLinks:
         return self._credentials_or_none
 
     def _on_demand_for(self, rank: int) -> OnDemandLinks | None:
-        """Returns the on-demand links for a rank not linked at the start, else None."""
+        """Returns `on_demand` for a rank that is not in `first_peers`, else None."""
         return None if rank in self.first_peers else self.on_demand
 
     async def _connect_tcp(self, peer: Peer) -> native.LinkEnd:
@@ -248,7 +248,7 @@ class MeshLinks:
                 await asyncio.sleep(_RETRY_S)
 
     async def link(self) -> None:
-        """Creates the links with which this rank starts."""
+        """Creates the links to `first_peers`."""
         try:
             async with asyncio.timeout(self.settings.left_s):
                 reasons = await asyncio.gather(

@@ -30,13 +30,15 @@ class Settings:
         store: host and port of the store.
         deadline: time by which all ranks must be connected, on the time.monotonic()
             clock, in seconds.
-        timeout_s: the same as a duration, for messages.
+        timeout_s: time limit in seconds for connecting all ranks, and later for opening
+            a link on demand.
         transport: "auto", "shm" or "tcp".
-        shm_bytes: size of the memory of one shared-memory link, in bytes.
-        window_bytes: size in bytes of a rank's window for each other rank of its host.
+        shm_bytes: size in bytes of the shared memory of one link.
+        window_bytes: size of a rank's window (`links.Window`) in bytes, divided by the
+            number of other ranks on its host.
         settings: variables that must be equal on all ranks, with their values.
         address: IP address to listen on; None: the address that reaches the store.
-        tuning: result of `tuning.record`, on rank 0.
+        tuning: result of `tuning.record` on rank 0; None on other ranks.
     """
 
     placement: Placement
@@ -59,12 +61,12 @@ class Settings:
 
     @property
     def mesh_ranks(self) -> int:
-        """Most ranks of a full mesh (TFDIST_MESH_RANKS), equal on all ranks."""
+        """Largest size with a full mesh (TFDIST_MESH_RANKS), equal on all ranks."""
         return int(self.settings.get("TFDIST_MESH_RANKS", 16))
 
     @property
     def sockets(self) -> int:
-        """Connections of one TCP link (TFDIST_TCP_SOCKETS), equal on all ranks."""
+        """Connections in each TCP link (TFDIST_TCP_SOCKETS), equal on all ranks."""
         return int(self.settings.get("TFDIST_TCP_SOCKETS", 1))
 
     @property
@@ -81,11 +83,11 @@ class Mesh:
         hosts: name of each rank's host.
         pids: process id of each rank.
         sharing: number of ranks on this host, including this rank, that may run on a
-            processor of this rank; 0 if unknown.
-        window: window of this rank. Close it when the core has it and no link can be
-            opened on demand.
+            CPU of this rank; 0 if unknown.
+        window: window of this rank. If no link can be opened on demand, close it when
+            the core has it.
         on_demand: opens further links; None in a full mesh.
-        credentials: credentials with which ranks authenticate; None for one rank.
+        credentials: credentials of this rank's links; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
         tuning: tuning file of rank 0; None if it has none.
     """

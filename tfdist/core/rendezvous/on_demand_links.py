@@ -1,9 +1,9 @@
-"""Links that open when data first needs them, in a world without a full mesh.
+"""Links that are opened when data first needs them, in a world without a full mesh.
 
 The thread of the rendezvous continues to run, with its listeners, until `shutdown`. The
 core signals on an eventfd that it needs links. The higher of the two ranks connects and
 the lower one waits, each with a deadline, so there is no conflict if both need the link
-at the same time. If a link cannot be created, the operations of all ranks end with an
+at the same time. If a link cannot be created, the operations of all ranks fail with an
 error that names the peer.
 """
 
@@ -29,7 +29,10 @@ _running: weakref.WeakSet[OnDemandLinks] = weakref.WeakSet()
 
 
 class OnDemandLinks:
-    """Opens links after the start. Only `core_started` and `stop` run off its loop.
+    """Opens links after the start.
+
+    All coroutines run on one loop. `core_started` and `stop` are called from other
+    threads, and `abandon` in a forked child.
 
     Args:
         rank: this rank.
@@ -70,11 +73,11 @@ class OnDemandLinks:
         _running.add(self)
 
     def core_started(self) -> None:
-        """Starts passing links to the core, which is now running. From any thread."""
+        """Starts passing links to the core, which now runs. Called from any thread."""
         self._loop.call_soon_threadsafe(self._started.set)
 
     def stop(self) -> None:
-        """Ends the thread and closes the listeners. From any thread except this one."""
+        """Ends the thread and closes the listeners. Not called from this thread."""
         if os.getpid() != self._pid:
             return  # a fork does not have this thread
         try:
@@ -147,15 +150,15 @@ class OnDemandLinks:
             async with asyncio.timeout(self._timeout_s):
                 await job
         except TimeoutError:
-            self._give_up(peer, f"it was not open within {self._timeout_s:g} s")
+            self._give_up(peer, f"not open within {self._timeout_s:g} s")
         except (OSError, RendezvousError) as error:
             self._give_up(peer, str(error))
 
     def _give_up(self, peer: int, why: str) -> None:
         native.abort(
             f"no link for data to {self._describe(peer)}: {why} "
-            "(TFDIST_START_TIMEOUT_S); is it reachable from this host (TFDIST_ADDRESS, "
-            "a firewall)?"
+            "(TFDIST_START_TIMEOUT_S); is the host of that rank reachable from this "
+            "host (TFDIST_ADDRESS, a firewall)?"
         )
 
 

@@ -11,12 +11,12 @@ from tfdist.core.rendezvous.errors import invalid
 # that the program opens while the ranks connect.
 _OTHERS = 64
 # Descriptors while a link is created: socket, memory, window, doorbell. Afterwards:
-# socket and, in a full mesh of shared memory, doorbell and process.
+# socket and, in a full mesh with shared memory, doorbell and pidfd.
 _FILES_A_LINK = 4
 
 
 def descriptors_needed(links: int, sockets: int = 1) -> int:
-    """Returns how many descriptors this process has open with `links` links.
+    """Returns how many open descriptors this process needs with `links` links.
 
     Args:
         links: number of links.
@@ -27,12 +27,14 @@ def descriptors_needed(links: int, sockets: int = 1) -> int:
         >>> open_files.descriptors_needed(15) - open_files.descriptors_needed(0)
         60
     """
-    each = max(_FILES_A_LINK, sockets + 1)  # with the timer of the MPI engine
+    each = max(_FILES_A_LINK, sockets + 1)  # 1: the timer of the MPI engine
     return len(os.listdir("/proc/self/fd")) + _OTHERS + each * links
 
 
 def raise_limit(links: int, sockets: int = 1, later: int = 0) -> None:
-    """Raises the soft limit on open files, at most to the hard limit, if needed.
+    """Raises the soft limit on open files if needed.
+
+    The new limit is the hard limit or, if there is none, the number of files needed.
 
     Args:
         links: number of links that this rank is about to create.

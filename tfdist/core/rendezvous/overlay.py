@@ -1,9 +1,9 @@
 """Selects the ranks that are connected from the start.
 
-A small world is a full mesh. Above TFDIST_MESH_RANKS, a rank starts with links to the
-ranks at a distance of a power of two in both directions. The core relays control
-messages to the other ranks (tfdist_ops/transport/overlay.h); links for data open later
-(`on_demand_links`).
+Up to TFDIST_MESH_RANKS ranks form a full mesh. In a larger world, a rank starts with
+links to the ranks at a distance of a power of two in both directions. The core relays
+control messages to the other ranks (tfdist_ops/transport/overlay.h); links for data are
+opened later (`on_demand_links`).
 """
 
 from __future__ import annotations

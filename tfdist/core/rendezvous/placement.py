@@ -28,7 +28,8 @@ class Placement:
             None if the processes have only their parent process in common.
         launcher_runs_store: whether the launcher runs the store. If not, rank 0 runs
             it.
-        variables: the two variables from which rank and size were read, with values.
+        variables: the variables from which rank and size were read, with their values,
+            as text for messages.
     """
 
     rank: int
@@ -88,7 +89,8 @@ def build(
     """Returns a placement if the variables of rank and size are set.
 
     Raises:
-        RendezvousError: a variable is malformed, or they contradict each other.
+        RendezvousError: a variable is malformed, or the variables contradict each
+            other.
     """
     rank = integer(environ, rank_name)
     size = integer(environ, size_name, minimum=1)

@@ -1,9 +1,10 @@
 """Asks tfdistrun for this process's place in the next generation of an elastic job.
 
-A *generation* is a set of processes that are connected as ranks. In an elastic job
-(`tfdistrun --min-np`), the surviving ranks of a generation that has ended ask for their
-places in the next one, and so does a process that was started later and is to join.
-tfdistrun answers when it knows which processes are left
+A *generation* is a set of processes that are connected as ranks. The *place* of a
+process is its rank in a generation, with the size and the local and cross ranks. In an
+elastic job (`tfdistrun --min-np`), the surviving ranks of a generation that has ended
+ask for their places in the next generation. So does a newcomer, a process that was
+started later to join. tfdistrun answers when it knows which processes are left
 (`tfdist.launch.membership`).
 """
 
@@ -51,17 +52,18 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a process in a generation.
+    """The rank of a process in a generation, with the sizes and the other ranks.
 
     Attributes:
         generation: number of the generation.
-        rank: rank of this process in it.
-        size: number of its ranks.
+        rank: rank of this process in the generation.
+        size: number of ranks of the generation.
         local_rank: index among the ranks of this host.
         local_size: number of ranks of this host.
         cross_rank: index among the ranks with equal local_rank.
         cross_size: number of ranks with equal local_rank.
-        is_last: whether the ranks save in it, and end, instead of running steps.
+        is_last: whether the ranks of this generation only save their state and exit,
+            instead of running steps.
     """
 
     generation: int
@@ -113,7 +115,7 @@ class DismissedError(Exception):
 
 
 def member_of(environ: Mapping[str, str]) -> int | None:
-    """Returns the number of this process in its elastic job; None: in no such job."""
+    """Returns this process's member number in its elastic job; None in other jobs."""
     text = environ.get(MEMBER, "")
     return int(text) if text.isdecimal() else None
 
@@ -124,9 +126,10 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
 
 
 def is_newcomer(environ: Mapping[str, str]) -> bool:
-    """Returns whether this process was started after the job, and has no place yet.
+    """Returns whether this process was started after the job began.
 
-    tfdistrun gives such a process a number that no rank has.
+    tfdistrun gives such a process a member number that no rank has. The result is valid
+    only until the process has its first place.
 
     Example:
         >>> from tfdist.core.rendezvous.renewal import is_newcomer
@@ -156,10 +159,10 @@ def ask_for_place(
     number: int,
     request: Mapping[str, Any],
 ) -> Place:
-    """Sends a request to tfdistrun, and waits for the answer as long as tfdistrun runs.
+    """Sends a request to tfdistrun, and waits for the answer, for at most a day.
 
-    tfdistrun answers a member when all others have asked or ended, and a newcomer when
-    the current step ends on rank 0, which may take long. It has limits for both: it
+    tfdistrun answers a member when all other members have asked or exited. It answers a
+    newcomer when rank 0 has completed the current step. To limit both waits, tfdistrun
     kills members that do not ask, and replacements that do not become ready.
 
     Args:
@@ -168,9 +171,10 @@ def ask_for_place(
         request: fields of `tfdist.launch.membership.Request`, without the member.
 
     Raises:
-        RendezvousError: tfdistrun refused the request, and its message says why; or it
-            has ended.
-        DismissedError: this process was asked to leave the job, and may end.
+        RendezvousError: tfdistrun has exited, or refused the request for the reason in
+            the message.
+        DismissedError: this process has left the job and has to exit.
+        MissingKeysError: there was no answer within a day.
     """
     member = member_of(environ)
     key = answer_key(member or 0, number)
@@ -194,7 +198,7 @@ def ask_for_place(
 
 
 class _Notice:
-    """Waits, on a thread, for what tfdistrun tells the ranks of a generation.
+    """Waits, on a thread, for a notice from tfdistrun to the ranks of a generation.
 
     Args:
         environ: variables of the launcher.
@@ -213,7 +217,7 @@ class _Notice:
 
     @property
     def received(self) -> bool:
-        """Whether it has come."""
+        """Whether the notice has been received."""
         return self._received
 
     def close(self) -> None:
@@ -249,20 +253,20 @@ class _Notice:
             store.close()
 
     async def _exchange(self, store: StoreClient) -> None:
-        """Returns when the notice has come; may be called again after an error."""
+        """Waits until the notice is received; may be called again after an error."""
         raise NotImplementedError
 
 
 class JoinNotice(_Notice):
     """Waits for tfdistrun's notice that newcomers are ready to join.
 
-    First it notifies tfdistrun that the steps of the current generation begin.
+    First, it notifies tfdistrun that the steps of the current generation begin.
 
     Args:
         environ: variables of the launcher.
         generation: number of the current generation.
-        for_leavers: whether to wait also for the notice that ranks have to leave
-            because the job shrinks. Otherwise, `EndNotice` waits for it.
+        for_leavers: whether to also wait for the notice that ranks have to leave
+            because the job shrinks. If False, `EndNotice` waits for that notice.
     """
 
     def __init__(
@@ -279,15 +283,16 @@ class JoinNotice(_Notice):
 class EndNotice(_Notice):
     """Waits for tfdistrun's notice of the step after which a generation ends.
 
-    When tfdistrun asks for it, this rank reports its number of commits. From then on,
-    it has to wait at its next commit for the answer.
+    When tfdistrun asks for it, this rank reports its number of commits. At its next
+    commit, the rank then has to call `wait_for_end`.
 
     Args:
         environ: variables of the launcher.
         generation: number of the current generation.
         committed: function that returns the number of commits of this rank, or None if
-            it takes no further step: it is called on the thread of the notice.
-        on_finished: function that is called on this thread if there is no such step.
+            the rank takes no further step. Called on the thread of the notice.
+        on_finished: function that is called on the same thread if `committed` has
+            returned None.
     """
 
     def __init__(
@@ -308,15 +313,15 @@ class EndNotice(_Notice):
 
     @property
     def was_asked(self) -> bool:
-        """Whether this rank has to wait for the answer at its next commit."""
+        """Whether this rank has to call `wait_for_end` at its next commit."""
         with self._changed:
             return self._was_asked
 
     def wait_for_end(self, timeout_s: float) -> int | None:
-        """Waits; returns the number of commits at which the generation ends, if known.
+        """Returns the number of commits at which the generation ends; None on timeout.
 
         Args:
-            timeout_s: seconds to wait, at most.
+            timeout_s: longest time to wait, in seconds.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None, timeout_s)
@@ -344,8 +349,9 @@ def ask_to_leave(environ: Mapping[str, str], *, is_slow: bool = False) -> None:
 
     Args:
         environ: variables of the launcher.
-        is_slow: whether it is to be replaced because it is slow. tfdistrun may leave it
-            in the job then. Otherwise it has got SIGTERM, and leaves after a step.
+        is_slow: whether this member should be replaced because it is slow. tfdistrun
+            may then keep it in the job. If False, the member has received SIGTERM, and
+            leaves after a step.
     """
     reason = SLOW if is_slow else True
 
@@ -385,7 +391,7 @@ async def _connect(environ: Mapping[str, str]) -> StoreClient:
 
 
 def _run_in_thread(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-    """Runs a coroutine on a thread: the caller may be inside a running loop."""
+    """Runs a coroutine on a thread, because the caller may be inside a running loop."""
     result: list[_Result] = []
     failure: list[BaseException] = []
 

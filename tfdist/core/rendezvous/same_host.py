@@ -1,12 +1,12 @@
-"""Finds the ranks that share a host: kernel names claim it, a connection proves it.
+"""Finds the ranks that share a host: each rank claims a host, a connection proves it.
 
 A rank claims a host by the boot id of its kernel and its network namespace. The claim
-alone proves nothing: virtual machines that were cloned while running have equal ones.
-The proof is an authenticated connection to an abstract AF_UNIX name, which reaches
-neither another kernel nor another network namespace. Shared memory has exactly the same
+alone proves nothing: virtual machines that were cloned while running make equal claims.
+The proof is an authenticated connection to an abstract AF_UNIX name, which cannot be
+reached from another kernel or network namespace. Shared memory has exactly the same
 requirement (`links`). Each rank tries the lower ranks with the same claim, the nearest
-first; the first rank that it reaches is on its host. The result does not depend on
-TFDIST_TRANSPORT, so neither do the hosts, nor the bits of a result.
+first; the first rank that it reaches is on its host. TFDIST_TRANSPORT does not change
+which ranks share a host, so it does not change the bits of a reduction either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def claim() -> str:
 def candidates(rank: int, claims: Sequence[str]) -> list[int]:
     """Returns the lower ranks that claim the host of `rank`, in the order to try them.
 
-    The nearest rank is first. With many ranks on a host, each is then tried about once.
+    The nearest rank is first, so with many ranks on a host, each is tried about once.
     """
     return [other for other in reversed(range(rank)) if claims[other] == claims[rank]]
 
@@ -54,10 +54,11 @@ def number_hosts(reached: Sequence[int]) -> tuple[int, ...]:
     """Numbers the hosts by their lowest rank.
 
     Args:
-        reached: for each rank a lower rank on its host, or itself if it is the lowest.
+        reached: for each rank, a lower rank on the same host, or the rank itself if it
+            is the lowest there.
 
     Returns:
-        For each rank the index of its host.
+        For each rank, the index of its host.
 
     Example:
         >>> from tfdist.core.rendezvous import same_host

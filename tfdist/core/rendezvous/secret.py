@@ -1,4 +1,4 @@
-"""Keeps the job's secret, and a meeting point for local ranks without a launcher.
+"""Keeps the job's secret, and lets ranks on one host find rank 0 without tfdistrun.
 
 tfdistrun keeps the secret in its own memory and passes a path that only processes of
 the same user can open. Under mpirun or srun on one host, rank 0 creates the secret and
@@ -27,12 +27,15 @@ _POLL_S = 0.005
 
 
 def boot_id() -> str:
-    """Returns an id of this machine that changes only when it restarts."""
+    """Returns an ID of this machine that changes only when the machine restarts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> str | None:
-    """Returns when a process started, in ticks, or None. Detects reused process ids."""
+    """Returns a process's start time, in ticks, to detect a reused process ID.
+
+    Returns None if the process has ended.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -45,8 +48,9 @@ def read_secret_file(path: str, variable: str = "TFDIST_SECRET_FILE") -> bytes:
     """Returns the secret in a file: 32 bytes, or 64 hexadecimal digits.
 
     Raises:
-        RendezvousError: the file is missing, has no valid secret, or is open to other
-            users.
+        RendezvousError: the file is missing or has no valid secret, its owner is
+            neither this user nor root, its group can write it, or other users have
+            access.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -93,10 +97,10 @@ def keep_in_memory(secret: bytes) -> tuple[int, str]:
 
 
 def parent_job(environ: Mapping[str, str]) -> str:
-    """Returns a name for a job without a name: the process that started the job.
+    """Returns a name for a job whose launcher gives none: the launcher's process.
 
-    This is the nearest ancestor that is not itself part of this rank. (A shell or
-    wrapper in between has the rank's own variables.)
+    This is the nearest ancestor that lacks the variables of this rank. (A shell or
+    wrapper in between has them.)
     """
     names = [
         name.encode() + b"=" + environ[name].encode()
@@ -203,7 +207,7 @@ class MeetingPoint:
             os.close(folder)
 
     def _sweep(self, folder: int) -> None:
-        """Removes the files of killed ranks 0."""
+        """Removes the files of jobs whose rank 0 was killed."""
         for name in os.listdir(folder):
             if name != self.name and self._owner_is_dead(folder, name):
                 self._unlink(name, folder)
@@ -229,8 +233,8 @@ class MeetingPoint:
         """Waits for rank 0's file; returns address and secret. Called by other ranks.
 
         Raises:
-            RendezvousError: rank 0 did not publish the file before `deadline`
-                (monotonic).
+            RendezvousError: rank 0 did not publish the file before `deadline`, a time
+                on the time.monotonic() clock.
         """
         folder = self._open_folder()
         try:
@@ -254,7 +258,7 @@ class MeetingPoint:
             pass
 
     def _read(self, folder: int) -> dict[str, Any] | None:
-        """Returns the contents of the file, or None if missing or its writer died."""
+        """Returns the file's contents; None if missing, or if its writer has ended."""
         found = self._parse(folder, self.name)
         return found if found is not None and self._alive(found) else None
 

@@ -93,7 +93,7 @@ def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
         records: one record for each rank, in rank order; the first has "tuning".
 
     Raises:
-        RendezvousError: on every rank, if the tuning file cannot be used.
+        RendezvousError: the tuning file cannot be used; raised on every rank.
     """
     try:
         return tuning.from_record(records[0].get("tuning"))
@@ -108,7 +108,10 @@ def topology(
     records: Sequence[Mapping[str, Any]],
     host_of: tuple[int, ...],
 ) -> native.Topology:
-    """Returns the topology; local ranks are the launcher's, else from the proven hosts.
+    """Returns the topology of this rank.
+
+    Local ranks are those of the launcher. If it did not set them for all ranks, the
+    ranks on each host (`locate`) are numbered.
 
     Args:
         placement: placement of this rank.
@@ -141,16 +144,18 @@ def topology(
 
 
 def processors() -> str:
-    """Returns the processors that this rank may use, as a hexadecimal bit mask."""
+    """Returns the CPUs that this rank may use, as a hexadecimal bit mask."""
     return f"{sum(1 << number for number in os.sched_getaffinity(0)):x}"
 
 
 def sharing(topology: native.Topology, records: Sequence[Mapping[str, Any]]) -> int:
-    """Counts the ranks that may share a processor with this rank, including itself.
+    """Counts the ranks that may share a CPU with this rank, including this rank.
+
+    If more ranks are local according to the launcher than were proved to be on this
+    host, the additional ranks are assumed to use any CPU.
 
     Args:
-        topology: topology of this rank. A rank that it counts as local, but whose host
-            was not proved to be this one, may use any processor.
+        topology: topology of this rank.
         records: one record for each rank, in rank order, each with "processors".
     """
     rank, host_of = topology.rank, topology.host_of

@@ -1,11 +1,11 @@
-"""Messages with large data attached, over an authenticated socket, for threads.
+"""Sends messages with large data over an authenticated socket, for use by threads.
 
 After the handshake (`core.rendezvous.channel`), both sides use blocking calls. A
 message has the same form as in `channel`: a length, a MAC, JSON. Data may follow, with
 a separate MAC; the message states their size. So the size is authenticated before
 memory is allocated, and the data are authenticated before they are used. Between two
 processes on one host, data have no MAC, as in shared memory: no other process can write
-to an AF_UNIX socket.
+to their AF_UNIX connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stream:
 
     Args:
         channel: channel after its handshake; the stream then owns its socket.
-        send_timeout_s: longest time in seconds during which the other side reads
+        send_timeout_s: time in seconds after which `send` fails if the other side reads
             nothing.
     """
 
@@ -95,7 +95,7 @@ class Stream:
         return auth.decode(self._opener.open(self._read(length)))
 
     def receive_data(self, room: memoryview) -> None:
-        """Waits for the bytes after a message; `room` has the same length.
+        """Reads the data after a message into the buffer `room`, of the same length.
 
         Raises:
             OSError: the connection has ended.
@@ -122,7 +122,7 @@ class Stream:
             room = room[count:]
 
     def hang_up(self) -> None:
-        """Ends the connection, also for a thread that waits for it. From any thread."""
+        """Ends the connection and wakes a waiting thread. Called from any thread."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:

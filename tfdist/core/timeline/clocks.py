@@ -4,10 +4,11 @@ A rank asks at t1, rank 0 receives the request at t2 and answers at t3, and the 
 receives the answer at t4. t1 and t4 are times of the rank's clock, t2 and t3 of rank
 0's clock. If both directions take equal time, the offset is
 
-    offset = ((t2 - t1) + (t3 - t4)) / 2    (rank 0's clock less the rank's)
+    offset = ((t2 - t1) + (t3 - t4)) / 2    (rank 0's clock minus the rank's clock)
 
-and, however unequal the directions are, its error is at most half of the round trip,
-((t4 - t1) - (t3 - t2)) / 2. So the measurement with the shortest round trip is used.
+However unequal the directions are, the error of the offset is at most half of the round
+trip, ((t4 - t1) - (t3 - t2)) / 2. So the measurement with the shortest round trip is
+used.
 Clocks drift by about 10 us per second. Between two good measurements, the offset is
 interpolated linearly.
 
@@ -56,7 +57,7 @@ def offset_of(sample: Mapping[str, int]) -> Offset:
 
 
 def best_offsets(samples: Iterable[Mapping[str, int]]) -> list[Offset]:
-    """Returns the measurement with the shortest round trip of each 10 s, by time."""
+    """Returns the measurement with the shortest round trip in each window of 10 s."""
     windows: dict[int, Offset] = {}
     for sample in samples:
         offset = offset_of(sample)
@@ -80,8 +81,9 @@ def to_rank_zero(
         same_host: whether the rank is on the host of rank 0.
 
     Returns:
-        The function, on microseconds, and its largest error in microseconds. The error
-        is None if nothing was measured; times are then not converted.
+        The function, on microseconds, and its largest error in microseconds. Without
+        samples, times are not converted; the error is then 0 if the rank is on the host
+        of rank 0, else None.
 
     Example:
         >>> trip = {"asked": 100, "heard": 5150, "answered": 5160, "back": 210}

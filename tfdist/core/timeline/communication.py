@@ -1,7 +1,7 @@
 """Computes the exposed communication of each step, and the longest waits.
 
-The trace shows the same as slices and counters (`events.py`). These numbers summarize
-how much of a step is communication, and which rank causes it.
+The trace shows the same data as slices and counters (`events.py`). These numbers
+summarize how much of a step is exposed communication, and which rank causes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tfdist.core.timeline import exposed_communication
 from tfdist.core.timeline.parts import Part
 
-_REPEAT = re.compile(r"#\d+$")  # number of the use of a name in one run
+_REPEAT = re.compile(r"#\d+$")  # counts the uses of the same name in one run
 
 
 class Step(NamedTuple):
@@ -23,8 +23,8 @@ class Step(NamedTuple):
     Attributes:
         begin_us: start of the step.
         end_us: end of the step.
-        exposed_us: time in the step during which nothing hides the reduction of
-            gradients.
+        exposed_us: time in the step during which the rank only waits for the reduction
+            of gradients.
     """
 
     begin_us: float
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """Exposed communication of the steps of one rank, without the first step.
+    """Exposed communication of one rank's steps, excluding the first step.
 
     Attributes:
         steps: number of steps.
@@ -57,12 +57,13 @@ class Exposure(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Time that ranks waited for one rank in all operations with the same name.
+    """Time that other ranks waited for one rank, in operations with the same name.
 
     Attributes:
-        name: name of the operation.
-        rank: rank for which they waited.
-        ms: sum over the waiting ranks and over all steps except the first.
+        name: name of the operations.
+        rank: rank for which the others waited.
+        ms: sum over the waiting ranks and over all steps, excluding the first step of
+            `fit`.
     """
 
     name: str
@@ -86,8 +87,8 @@ def records_of(operations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def steps_of(part: Part) -> list[Step]:
     """Returns the steps of `fit` or, if there are none, of a custom loop.
 
-    In a custom loop, a step ends with each reduction of a list of gradients and begins
-    at the end of the previous step. The first step begins with the part.
+    In a custom loop, each reduction of a gradient list ends a step, and the next step
+    begins at the same time. The first step begins at the start of the part.
     """
     tails = exposed_communication.tails(records_of(part.operations))
     spans = _spans_of_fit(part)
@@ -106,9 +107,9 @@ def steps_of(part: Part) -> list[Step]:
 
 
 def exposure_of(part: Part) -> Exposure | None:
-    """Returns the exposed communication of a rank's steps; None below two steps.
+    """Returns the exposed communication of a rank; None for fewer than two steps.
 
-    The first step is left out: it traces the graph, and the ranks wait for each other.
+    The first step is excluded: it traces the graph, and the ranks wait for each other.
     """
     steps = steps_of(part)[1:]
     if not steps:
@@ -131,7 +132,8 @@ def wait_of(op: Mapping[str, Any], own_rank: int) -> tuple[int, int, int] | None
         own_rank: the rank that waits.
 
     Returns:
-        The rank, begin and end in microseconds, or None if it waited for no rank.
+        The rank, begin and end in microseconds, or None if the operation waited for no
+        rank.
     """
     if op["waited_for"] >= 0:
         return op["waited_for"], op["waited_since"], op["waited_until"]

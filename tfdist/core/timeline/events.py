@@ -1,21 +1,22 @@
 """Converts parts to events of Chrome's trace format, with one process per rank.
 
-A rank has the tracks below. Tracks are threads of the format, in which events must
-nest, so operations that overlap need several tracks:
+A rank has the tracks below. A track is a thread of the format. The events of a thread
+must nest, so operations that overlap need several tracks:
 
 - "steps": the steps of `fit`;
-- "gradients": each list of gradients, from its first bucket to its last result. It is
-  "backward" while buckets are still submitted, then "exposed";
+- "gradients": each gradient list, from the submission of its first bucket to its last
+  result. It is "backward" while buckets are still submitted, then "exposed";
 - "operations": each operation from submission to result. It is divided into "agree"
   (waits until the leader has announced that all ranks are ready), "prepare" (plans the
   operation and allocates memory; only if this takes long), "wait for rank r" (the
   longest wait, until data of rank r came), "move and reduce", and with
   TFDIST_ATOMIC_STEPS=1 "commit gate" (waits until all ranks have the gradients of the
   step);
-- "send", "receive", "reduce": from the first piece to the last. "busy_us" has the time
-  spent working ("pack_us" for a send).
+- "send", "receive", "reduce": from the first piece to the last. In a reduction,
+  "busy_us" is the time spent reducing; in a send, "pack_us" is the time spent copying.
 
-It has these counters: "exposed communication" of each step, and "waited for", by rank.
+A rank has two counters: the "exposed communication" of each step, and "waited for", the
+total time for which this rank has waited for each other rank.
 
 References:
     Trace Event Format, Google, 2016 (phases X, C and M).
@@ -32,7 +33,7 @@ from tfdist.core.timeline import communication, exposed_communication
 from tfdist.core.timeline.parts import Part
 
 Event = dict[str, Any]
-# Numbers of tracks. Tracks with lanes have room for _MOST_LANES.
+# IDs of tracks. A track with lanes has at most _MOST_LANES IDs, from its own ID on.
 _STEPS, _GRADIENTS = 1, 2
 _OPERATIONS, _SEND, _RECEIVE, _REDUCE = 1000, 2000, 3000, 4000
 _LANES = {
@@ -130,7 +131,7 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
 
 
 def _counters(part: Part) -> Iterator[Event]:
-    """Yields the exposed communication of each step of `fit`, else of each list."""
+    """Yields the exposed communication of each step of `fit` or of a custom loop."""
     for step in communication.steps_of(part):
         values = {"of the step": step.exposed_us / 1000}
         yield _counter("exposed communication (ms)", step.end_us, values)

@@ -1,8 +1,8 @@
-"""Exposed communication: the part of a step in which it waits for its gradients.
+"""Exposed communication: the part of a step in which a rank waits for gradients.
 
-Buckets of gradients are sent while the backward pass is still running. Communication
-that remains when the last bucket has been submitted cannot be hidden any more: the step
-then waits. If bucket j is submitted at t_j and reduced at e_j,
+Buckets of gradients are sent while the backward pass is still running. Once the last
+bucket has been submitted, no computation hides the remaining communication, and the
+step waits. If bucket j is submitted at t_j and reduced at e_j,
 
     exposed = max_j e_j - max_j t_j   (T_comm_end - T_backward_end, never below 0)
 
@@ -22,8 +22,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# "<name>.<8 digits of the list>.<bucket>", or ".rows<i>.values" and ".indices" for the
-# rows of a table, followed by a count for every further use in one graph or run.
+# "<list>.<bucket>", or "<list>.rows<i>.values" and "<list>.rows<i>.indices" for the
+# sparse gradient of a table. <list> is "<name>.<8 hexadecimal digits>". A count follows
+# if the name was used before in the same graph or run.
 _GRADIENTS = re.compile(
     r"(?P<list>.+\.[0-9a-f]{8})"
     r"\.(?P<part>\d+|rows\d+\.(?:values|indices))"
@@ -56,7 +57,7 @@ def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
 def lists(
     records: Iterable[Mapping[str, Any]],
 ) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Returns the reductions of lists of gradients, each with the records of its parts.
+    """Returns the reductions of gradient lists, each with the records of its parts.
 
     Args:
         records: as for `tails`.
@@ -79,7 +80,7 @@ def lists(
     return sorted(found, key=lambda pair: tail(pair[1]))
 
 
-@functools.lru_cache(maxsize=4096)  # the names come again in every step
+@functools.lru_cache(maxsize=4096)  # the names repeat in every step
 def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
     """Returns the gradient list of an operation, and its part of the list."""
     found = _GRADIENTS.fullmatch(name)
@@ -89,7 +90,10 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
 
 
 def part_of(name: str) -> str:
-    """Returns which part of its list an operation is: the number of a bucket.
+    """Returns the part of a gradient list that an operation reduces, or "".
+
+    The part is the index of a bucket, or e.g. "rows0.values" for a sparse gradient. The
+    result is "" for operations that do not reduce gradients.
 
     Example:
         >>> part_of("gradients.0123abcd.2#1")

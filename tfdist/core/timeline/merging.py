@@ -23,12 +23,12 @@ class Summary:
         path: path of the trace.
         size: number of ranks of the job.
         ranks: ranks whose parts were found.
-        incomplete: ranks that ended without leaving, because they were killed or still
+        incomplete: ranks that have not left the job, because they were killed or still
             run.
         error_us: largest error between the clocks of two ranks; None if unknown.
         waited_us: how long each rank has waited for each other rank, after the first
             step of `fit` if there is one.
-        exposed: exposed communication by rank, without ranks with fewer than two steps.
+        exposed: exposed communication by rank, for ranks with at least two steps.
         waits: operations in which the ranks waited longest, and for which rank.
         dropped: number of lost records.
         left_out: ignored files and lines, with the reason.
@@ -47,7 +47,7 @@ class Summary:
 
     @property
     def slowest(self) -> tuple[int | None, float]:
-        """Returns the rank for which the others waited, and the time, in us."""
+        """Returns the slowest rank, and how long the others waited for it, in us."""
         return slowest({r: float(sum(w.values())) for r, w in self.waited_us.items()})
 
 

@@ -12,8 +12,8 @@ VERSION = 2  # version of the format of a part
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 _END = b'{"type":"end"}\n'
 _NUMBER_LIMIT = 1 << 63
-# Fields of each type of line (scheduler/timeline.cc, `recording`): texts, numbers, and
-# lists with a fixed count of numbers.
+# Fields of each type of line (scheduler/timeline.cc, `recording`): strings, integers,
+# and lists with a fixed number of integers.
 _TEXTS = {
     "rank": ("host", "run"),
     "op": ("name", "kind", "ticket"),
@@ -50,8 +50,8 @@ class Part:
             without overlaps.
         clocks: round trips to rank 0.
         spans: spans of the program: "name", "begin", "end".
-        dropped: number of records lost because too much happened at once.
-        complete: whether the rank has left the job and did not just end.
+        dropped: number of records lost because the core's buffer of records was full.
+        complete: whether the rank has left the job; False if it was killed or runs.
         left_out: file and line of each malformed record, and the reason.
     """
 
@@ -107,7 +107,7 @@ def head_of(path: Path) -> dict[str, Any] | None:
 
 
 def has_ended(path: Path) -> bool:
-    """Returns whether the rank has written the last line."""
+    """Returns whether the rank has written the last line of its part."""
     try:
         with path.open("rb") as file:
             file.seek(-len(_END), 2)
@@ -147,7 +147,7 @@ def _add(part: Part, path: Path) -> None:
             row, wrong = _row(line)
             another = number > 1 and row.get("type") == "rank"
             if another:
-                wrong = "another part begins here; left out with all that follows"
+                wrong = "another part begins here; ignored with all that follows"
             if not wrong:
                 _take(part, row)
             elif line.endswith(b"\n"):  # otherwise incomplete because the process ended

@@ -32,7 +32,7 @@ def begin(
         folder: value of TFDIST_TIMELINE.
         topology: topology of this rank.
         host: host name of this rank.
-        job: name that only the ranks of this job have.
+        job: name that is unique to this job.
         generation: number of the initialization.
         commit_gate: value of TFDIST_ATOMIC_STEPS.
 
@@ -76,7 +76,7 @@ def begin(
 def _remove_older(folder: Path, size: int) -> None:
     """Removes the old trace, and the parts of ranks that this job does not have.
 
-    The parts of this job replace the other old parts.
+    The core overwrites the old parts of the ranks that this job has.
     """
     (folder / merging.TRACE).unlink(missing_ok=True)
     for rank, path in parts.parts_in(folder).items():
@@ -103,7 +103,7 @@ def share(folder: Path, rank: int) -> None:
 
 
 def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
-    """Merges the parts on the last rank to leave, after the core has ended.
+    """Merges the parts on the last rank to leave, after the core has shut down.
 
     Args:
         folder: folder that `begin` returned.
@@ -111,7 +111,7 @@ def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
         size: number of ranks.
 
     Returns:
-        The summary, or None if another rank merges or the user must merge.
+        The summary, or None if another rank or the user has to merge the parts.
     """
     own_head = parts.head_of(parts.path_of(folder, rank))
     paths = [parts.path_of(folder, r) for r in range(size)]
@@ -120,7 +120,7 @@ def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
     heads = list(map(parts.head_of, paths))
     if any(head is None or head["run"] != own_head["run"] for head in heads):
         return None
-    advice = f"put the timeline together: tfdist timeline {folder}"
+    advice = f"merge the timeline with this command: tfdist timeline {folder}"
     if merging.bytes_in(folder) > _MOST_BYTES_AT_EXIT:
         _log.warning("%s", advice)
         return None

@@ -3,11 +3,13 @@
 In an operation that needs all ranks, rank i is ready at t_i and waits T - t_i for the
 last rank, where T = max t_i. Over many operations,
 
-    W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/wait_accounting.h)
+    W_i = sum (T - t_i)
 
-so the rank with the smallest W was the latest in total. This holds for every algorithm,
-and however many ranks passed the waiting on. Its cost is the additional time that the
-other ranks wait, (mean of the other W_i) - W_slowest.
+where overlapping waits are counted once (tfdist_ops/scheduler/wait_accounting.h). So
+the rank with the smallest W was the latest in total. This holds for every algorithm,
+even if most ranks wait for the slowest rank only indirectly, as in a ring. The cost of
+the slowest rank is the additional time that the other ranks wait, (mean of the other
+W_i) - W_slowest.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ def slowest(waited_s: Mapping[int, float]) -> tuple[int | None, float]:
 
     Returns:
         The rank, and how long the others have waited for it on average, in the unit of
-        the argument. None and 0 for fewer than two ranks. The lowest of equally slow
-        ranks.
+        the argument. Of equally slow ranks, the lowest is returned. None and 0 for
+        fewer than two ranks.
 
     Example:
         >>> slowest({0: 2.9, 1: 0.1, 2: 3.1})

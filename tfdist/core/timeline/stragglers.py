@@ -7,12 +7,11 @@ which they do not wait:
     work = elapsed time - time in which the program could only wait for its operations
                           (tfdist_ops/runtime/blocked_time.h)
 
-The work of a rank is compared with the *median*: that of the ranks, in order of their
-work, or the lower of the two in the middle if their number is even. So a median rank is
-never slow itself, and of two ranks the slower one is compared with the faster one.
+The work of a rank is compared with the *median* of the work of all ranks. If the number
+of ranks is even, the median is the lower of the two middle values. So a median rank is
+never slow itself, and of two ranks, the slower rank is compared with the faster rank.
 
-These are functions on values: all ranks get the same times, and come to the same
-result.
+The functions are pure: all ranks pass the same times, and get the same result.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-SLOW_RANKS = "slow ranks"  # name of the resource
-# A rank is not slow if the others lose less than this share of the time through it.
+SLOW_RANKS = "slow ranks"  # name of the resource `SlowRanks`
+# A rank is not slow if it costs the other ranks less than this share of their time.
 _LEAST_SHARE = 0.1
 _MOST_BETWEEN_S = 5.0
-_COMPARISONS = 6  # at least, in the time after which a rank is named
+_COMPARISONS = 6  # minimum number in the time after which a slow rank is named
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """The times that one rank has measured between two comparisons.
+    """Times that one rank has measured since the last comparison.
 
     Attributes:
         elapsed_s: seconds in training steps.
-        work_s: part of `elapsed_s` in which the rank did not wait for its operations.
+        work_s: part of `elapsed_s` in which the rank did not wait for collectives.
         samples: samples of this rank in a step, or another measure of its share of the
             work; only the ratios between the ranks matter.
     """
@@ -45,15 +44,15 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How one rank has compared with the others so far.
+    """Result of all comparisons of one rank so far.
 
     Attributes:
         is_slow: whether the rank is named as slow.
-        differs_s: seconds for which comparisons in a row have contradicted `is_slow`,
-            from the end of the first of them; None if the last one did not.
+        differs_s: seconds since the first of the consecutive comparisons that have
+            contradicted `is_slow`; None if the last comparison did not.
         slow_s: seconds for which the rank has been slow.
         work_s: work of the rank in these seconds.
-        expected_s: work that it would have had at the speed of the median.
+        expected_s: work that the rank would have had at the speed of the median.
     """
 
     is_slow: bool = False
@@ -64,7 +63,7 @@ class Standing:
 
     @property
     def factor(self) -> float:
-        """Work of the rank divided by that of the median; 1 if it was not slow."""
+        """Work of the rank divided by the expected work; 1 if it was not slow."""
         return self.work_s / self.expected_s if self.expected_s > 0 else 1.0
 
 
@@ -73,10 +72,10 @@ class SlowRank:
     """A rank that is named as slow.
 
     Attributes:
-        rank: its number.
-        host: name of its host.
-        factor: its work divided by that of the median.
-        seconds: for how long it has been slow.
+        rank: the slow rank.
+        host: name of the host of this rank.
+        factor: work of this rank divided by the work at the speed of the median.
+        seconds: seconds for which this rank has been slow.
     """
 
     rank: int
@@ -106,8 +105,7 @@ def expected_work(times: Mapping[int, Times]) -> dict[int, float]:
         times: rank → times.
 
     Returns:
-        Rank → seconds. With unequal numbers of samples, the median is that of the times
-        per sample.
+        Rank → seconds: the median of the work per sample, times the rank's `samples`.
 
     Example:
         >>> expected_work({0: Times(9, 4.0), 1: Times(9, 3.0), 2: Times(9, 9.0)})
@@ -126,9 +124,9 @@ def is_slow(times: Times, expected_s: float, factor: float) -> bool:
     """Returns whether a rank was slow between two comparisons.
 
     Args:
-        times: its times.
-        expected_s: its work at the speed of the median.
-        factor: how many times as long its work has to take, at least.
+        times: times of the rank.
+        expected_s: work of the rank at the speed of the median, in seconds.
+        factor: smallest ratio of work to `expected_s` at which a rank is slow.
 
     Example:
         >>> is_slow(Times(10.0, 9.0), 5.0, factor=1.5)
@@ -148,18 +146,18 @@ def compare(
     factor: float,
     seconds: float,
 ) -> dict[int, Standing]:
-    """Returns how the ranks stand after one more comparison.
+    """Returns the standings after one more comparison.
 
-    A rank is named when comparisons in a row have found it slow for `seconds`, and no
-    longer named when they have found it not slow for as long. The time before the first
-    of them does not count, so that nobody is named for a single pause, however long.
+    A rank is named as slow when consecutive comparisons have found it slow for
+    `seconds`. It is no longer named when consecutive comparisons have found it not slow
+    for as long. The time before the first of these comparisons does not count, so that
+    a rank is not named for a single pause, however long.
 
     Args:
         standings: rank → standing so far; ranks that are missing have no history.
         times: rank → times since the last comparison. Ranks that are missing, because
             their data have ended, keep their standing.
-        factor: a rank is slow if its work takes at least this many times as long as
-            that of the median.
+        factor: smallest ratio of work to expected work at which a rank is slow.
         seconds: seconds for which a rank has to be slow before it is named.
 
     Example:
@@ -207,10 +205,11 @@ def steps_to_next(steps: int, elapsed_s: float, seconds: float) -> int:
     """Returns the number of steps until the next comparison.
 
     Args:
-        steps: number of steps since the last one.
-        elapsed_s: seconds that they have taken, the same number on all ranks.
-        seconds: time after which a rank is named. There are at least six comparisons in
-            it, and one in five seconds, if the steps are short enough.
+        steps: number of steps since the last comparison.
+        elapsed_s: duration of these steps in seconds, equal on all ranks.
+        seconds: time in seconds after which a slow rank is named. If the steps are
+            short enough, comparisons are at most a sixth of this time and at most five
+            seconds apart.
 
     Returns:
         At least 1, and at most twice as many steps as before.

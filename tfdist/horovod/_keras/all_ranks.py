@@ -1,4 +1,4 @@
-"""Makes callbacks cover all ranks, as in Horovod, whatever the process set."""
+"""Mixin for callbacks that include all ranks, regardless of the process set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tfdist.horovod.tensorflow.gradients import is_outside
 
 
 class OfAllRanks:
-    """Mixin for a tfdist callback; alone, it covers only the ranks that train together.
+    """Mixin that makes a tfdist callback include all ranks of the job.
 
-    It lets a script call `fit` on a rank outside of the process set too, as in Horovod.
+    Without this mixin, the callback includes only the optimizer's process set. With it,
+    a script can also call `fit` on ranks outside the process set, as in Horovod.
     """
 
     # Attributes of the callback.
@@ -21,7 +22,7 @@ class OfAllRanks:
         return None
 
     def _has_reduced(self) -> bool:
-        """Returns whether gradients were reduced, or must not be on this rank."""
+        """Returns whether gradients were reduced; True outside the process set."""
         options = getattr(self.model.optimizer, "tfdist_options", None)
         if options is not None and is_outside(options):
             return True

@@ -1,4 +1,4 @@
-"""Horovod's callbacks over tfdist's, except those that set the learning rate."""
+"""Horovod's callbacks, based on tfdist's, except those for the learning rate."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
     """Broadcasts the model's weights and the optimizer's state from one rank to all.
 
     The broadcast takes place before the first step. (Horovod broadcasts after the first
-    step, in which the weights still differ.) It includes ranks outside of the
-    optimizer's process set. Layers draw different random numbers on each rank; see
+    step, in which the weights still differ.) Ranks outside the optimizer's process set
+    are included. Layers draw different random numbers on each rank; see
     `tfdist.callbacks.BroadcastInitialState`.
 
     Args:
-        root_rank: rank whose state all other ranks receive.
+        root_rank: rank that sends its state to all other ranks.
         device: ignored, with a warning.
         local_variables: a variable or a list of variables that keep their own values on
             each rank, together with their optimizer state.
@@ -60,7 +60,7 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
                 self.register_local_var(one)
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps each rank's own value of a variable.
+        """Excludes a variable from the broadcast: each rank keeps its own value.
 
         Raises:
             ValueError: `var` is not a variable.
@@ -84,13 +84,16 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
 
 
 class MetricAverageCallback(OfAllRanks, MetricAverage):
-    """Replaces the epoch's metrics by metrics over the data of all ranks.
+    """Replaces the epoch's metrics with metrics over the data of all ranks.
 
-    Each sample has the same weight, and a metric that is not a mean is computed over
-    all data; see `tfdist.callbacks.MetricAverage`. (Horovod averages the ranks'
-    numbers.) If a custom metric does not define how to combine its values, all metrics
-    are the means of the ranks' numbers, as in Horovod, with a warning. In `evaluate`,
-    where Horovod's callback does nothing, the metrics then remain each rank's own.
+    Each sample has the same weight, and a metric that is not a mean is computed from
+    the data of all ranks; see `tfdist.callbacks.MetricAverage`. (Horovod averages the
+    ranks' results.) In `evaluate`, where Horovod's callback does nothing, the metrics
+    are combined in the same way.
+
+    If a custom metric does not define how its states are combined, a warning is logged.
+    All metrics of the epoch are then the means of the ranks' results, as in Horovod,
+    and `evaluate` returns each rank's own metrics.
 
     Args:
         device: ignored, with a warning.
@@ -116,7 +119,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         self._look_at_metrics("of the epoch are the plain means of the ranks' numbers")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the metrics; `evaluate` does not average those it cannot combine."""
+        """Checks in `evaluate` whether the metrics can be combined exactly."""
         if not self._in_epoch:
             self._look_at_metrics("of model.evaluate remain each rank's own")
             if not self._combines_states:
@@ -129,7 +132,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
             super().on_test_batch_end(batch, logs)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks whether the last step has been reached."""
+        """Checks in `evaluate` that the metrics were combined at the last step."""
         if self._combines_states:
             super().on_test_end(logs)
 
@@ -158,7 +161,10 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the best model so far to a file whose name is set later.
+    """Saves the best model so far to a file whose name is set after construction.
+
+    Set `filepath` before `fit`, on one rank (`if hvd.rank() == 0:`). The name must end
+    in ".keras" or ".h5", or in ".weights.h5" if only the weights are saved.
 
     Args:
         monitor: name of the metric to compare; default "val_loss".
@@ -166,9 +172,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         save_weights_only: whether to save only the weights.
         mode: "auto", "min" or "max".
         save_freq: "epoch", or a number of batches.
-
-    Set `filepath` before `fit`, on one rank (`if hvd.rank() == 0:`). The name must end
-    in ".keras" or ".h5", or in ".weights.h5" for weights.
 
     Raises:
         ValueError: at the start of `fit`, `filepath` is not set.

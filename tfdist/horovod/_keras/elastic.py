@@ -21,8 +21,8 @@ class KerasState(TensorFlowKerasState):
     """State of a Keras model, its optimizer, and plain values as attributes.
 
     Args:
-        model: a model that is built.
-        optimizer: the optimizer; default: the model's. It is built if necessary.
+        model: a built model.
+        optimizer: the optimizer, which is built if necessary; default: the model's.
         **kwargs: name and initial value of each attribute, e.g. `epoch=0, batch=0`.
 
     Raises:
@@ -49,12 +49,12 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):
     """Calls `state.commit()` after a number of batches, and after each epoch.
 
-    In an elastic job, `commit` may end `fit` with a `HostsUpdatedInterrupt`, which
-    `hvd.elastic.run` handles.
+    In an elastic job, `commit` may interrupt `fit` with a `HostsUpdatedInterrupt`,
+    which `hvd.elastic.run` handles.
 
     Args:
         state: an elastic state.
-        batches_per_commit: batches between two commits; default 1. A commit copies
+        batches_per_commit: number of batches per commit; default 1. A commit copies
             all weights.
 
     Raises:
@@ -72,7 +72,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Resets the count of batches."""
+        """Resets the number of batches until the next commit."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(
@@ -88,13 +88,13 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.commit()
 
     def commit(self) -> None:
-        """Commits now."""
+        """Commits the state now, and restarts the count of batches."""
         self.batches_remaining = self.batches_per_commit
         self.state.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Sets `state.batch` to the batch number after each batch, and to 0 after an epoch.
+    """Sets `state.batch` to the batch index after each batch, and to 0 after an epoch.
 
     Put it before `CommitStateCallback` in the list.
 
@@ -109,19 +109,20 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Records the batch number."""
+        """Records the batch index."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Resets the batch number for the next epoch."""
+        """Resets the batch index for the next epoch."""
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Sets `state.epoch` to the number of completed epochs, at the end of each epoch.
 
-    The epochs that `fit` counts are added to the initial `state.epoch`, as in
-    `model.fit(..., epochs=EPOCHS - state.epoch)`. Put it before `CommitStateCallback`
+    The epochs of `fit`, which must start at 0 as in
+    `model.fit(..., epochs=EPOCHS - state.epoch)`, are added to the value of
+    `state.epoch` at the start of `fit`. Put this callback before `CommitStateCallback`
     in the list.
 
     Args:
@@ -134,9 +135,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Continues from the epoch in the state."""
+        """Stores the epoch from which `fit` continues."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Records the epoch number."""
+        """Records the number of completed epochs."""
         self.state.epoch = self.initial_epoch + epoch + 1

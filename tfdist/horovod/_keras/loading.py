@@ -32,27 +32,28 @@ def load_model(
 ) -> keras.Model:
     """Loads a saved model, with an optimizer that reduces its gradients.
 
-    The optimizer continues from its saved state. Either one rank or all ranks may read
-    the file; `BroadcastGlobalVariablesCallback` sends the values from one rank. (All
-    ranks must read the `.keras` file of a `Sequential`: Keras gives its variables
-    different paths than those of a new model, and the ranks compare the paths.)
+    The optimizer continues from its saved state. It suffices that one rank loads the
+    file: `BroadcastGlobalVariablesCallback` sends the values to all ranks. A `.keras`
+    file of a `Sequential` must be loaded by all ranks: the variables of the loaded
+    model have different paths than those of a newly created model, and the ranks
+    compare the paths.
 
     Args:
-        filepath: a `.keras` or `.h5` file.
-        custom_optimizers: custom optimizer classes.
-        custom_objects: maps the names of other custom classes and functions of the
-            model to objects.
+        filepath: path of a `.keras` or `.h5` file.
+        custom_optimizers: custom optimizer classes that the file may contain.
+        custom_objects: dictionary from the names of all other custom classes and
+            functions of the model to the objects.
         compression: see `DistributedOptimizer`.
-        legacy_opts: whether the file names an optimizer of
+        legacy_opts: whether the model was saved with an optimizer of
             `tf.keras.optimizers.legacy` (Keras 2).
 
     Returns:
         The model. It has no optimizer if it was saved without one.
 
     Raises:
-        ValueError: the file does not exist; the optimizer accumulates batches, since
-            the file does not state whether to apply their sum or mean; or the optimizer
-            had a `decay`.
+        ValueError: the file does not exist; the optimizer has a `decay`; or it
+            accumulates gradients (the file does not state whether their sum or their
+            mean is applied).
     """
     is_hdf5 = str(filepath).endswith((".h5", ".hdf5"))
     objects: dict[str, Any] = dict(_SHORT_NAMES) if is_hdf5 else {}
@@ -74,10 +75,10 @@ def load_model(
 
 
 def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
-    """Returns the optimizer of a model from an .h5 file, with its saved slots.
+    """Returns the optimizer of a model loaded from an .h5 file, with its saved slots.
 
-    Keras 3.15 builds the optimizer without the layers' variables, so it has no slots
-    for them and cannot take a step.
+    Keras 3.15 builds the loaded optimizer without the variables of the layers. It has
+    no slots for these variables and cannot take a step, so it is created again.
     """
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
@@ -100,8 +101,8 @@ def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
             variable.assign(value)
     else:
         _logger.warning(
-            "The saved optimizer state in %s does not fit %s of Keras 3; the optimizer "
-            "starts with a new state.",
+            "The optimizer state saved in %s does not match %s of Keras 3; the "
+            "optimizer starts with a new state.",
             path,
             type(optimizer).__name__,
         )
@@ -123,7 +124,7 @@ def _check_accumulates_nothing(optimizer: Any, filepath: Any) -> None:
 
 @contextlib.contextmanager
 def _legacy_configurations() -> Iterator[None]:
-    """Lets Keras 3 create its optimizers from configurations saved by Keras 2."""
+    """Makes Keras 3 accept optimizer configurations that Keras 2 has saved."""
     base = keras.optimizers.Optimizer
     original = base.from_config.__func__  # type: ignore[attr-defined]
 

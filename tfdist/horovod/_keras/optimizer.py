@@ -1,4 +1,4 @@
-"""Horovod's `DistributedOptimizer` for Keras, over tfdist's."""
+"""Horovod's `DistributedOptimizer` for Keras, based on tfdist's."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tfdist.training.optimizer_mixins import ReducesUpdates
 class Wrapped:
     """Mixin for the optimizer that Horovod's `DistributedOptimizer` returns."""
 
-    # Attributes of tfdist's class, and of the class that `DistributedOptimizer` creates
-    # for this optimizer and its copies. The last attribute: whether an optimizer of
-    # this class has local variables.
+    # Class attributes, set by tfdist or on the class that `DistributedOptimizer`
+    # creates for this optimizer and its copies. `horovod_has_local` is True if any
+    # optimizer of that class has local variables.
     tfdist_options: ReduceOptions
     horovod_scale_local_gradients: bool
     horovod_has_local: bool = False
@@ -70,7 +70,7 @@ class Wrapped:
             scale_local_gradients=self.horovod_scale_local_gradients,
         )
         type(self).horovod_has_local = True
-        # Bypasses Keras's __setattr__, which would track them.
+        # Bypasses Keras's __setattr__, which would track the local variables.
         attributes["tfdist_options"] = options
         inner = getattr(self, "inner_optimizer", None)
         if inner is not None:
@@ -78,16 +78,17 @@ class Wrapped:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Returns a new optimizer; a configuration does not contain local variables."""
+        """Returns a new optimizer, without local variables: the config has none."""
         made = super().from_config(config, *args, **named)  # type: ignore[misc]
         vars(made)["_horovod_asks"] = cls.horovod_has_local
         return made
 
     def _check_local(self) -> None:
-        """Raises if the configuration lost local variables, which would be averaged.
+        """Raises if `from_config` created this optimizer without its local variables.
 
         Raises:
-            RuntimeError: the message states what to write.
+            RuntimeError: no local variables have been registered since; their gradients
+                would be averaged.
         """
         asks = vars(self).get("_horovod_asks", False)
         if asks and self.tfdist_options.local_variables is None:
@@ -122,16 +123,17 @@ class Wrapped:
 
     @property
     def variables(self) -> CallableList:
-        """List of the optimizer's variables; can also be called, as in Keras 2."""
+        """The optimizer's variables, as a list that can be called as in Keras 2."""
         listed = super().variables  # type: ignore[misc]
         return listed if isinstance(listed, CallableList) else CallableList(listed)
 
 
 class OwnSteps:
-    """Mixin for the wrapped optimizer on a rank outside of the process set.
+    """Mixin for the wrapped optimizer on a rank outside the process set.
 
-    It comes before tfdist's class and calls the methods of Keras's class directly:
-    gradients are not reduced, and all decisions are local to this rank.
+    The mixin precedes tfdist's class in the method resolution order, and calls the
+    methods of Keras's class directly. Gradients are not reduced, and no decision
+    depends on other ranks.
     """
 
     # Attributes of tfdist's class.
@@ -146,7 +148,7 @@ class OwnSteps:
         weight: Any = None,
         **own: Any,
     ) -> Any:
-        """Updates the variables; ignores `weight`, because only this rank counts."""
+        """Updates the variables; `weight` has no effect without other ranks."""
         del weight
         grads = list(grads)
         variables = self._variables_of(grads, trainable_variables)  # type: ignore[attr-defined]
@@ -162,12 +164,12 @@ class OwnSteps:
         return self._iterations  # type: ignore[attr-defined]
 
     def check_finite(self, grads: Any) -> Any:
-        """Returns whether a step is taken; for `LossScaleOptimizer`."""
+        """Returns whether this rank's gradients are finite; for LossScaleOptimizer."""
         return super(ReducesUpdates, self).check_finite(grads)  # type: ignore[misc]
 
 
 class OwnUpdates:
-    """Mixin for the optimizer that updates the variables: gradient sums stay local."""
+    """Mixin for an accumulating optimizer outside the process set: no reduction."""
 
     def _clip_gradients(self, grads: Any) -> Any:
         return super(ReducesUpdates, self)._clip_gradients(grads)  # type: ignore[misc]
@@ -191,24 +193,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
-    The given optimizer is changed in place and returned (Horovod returns a copy). It
-    keeps its class's name, so a saved model names Keras's class and loads without
-    tfdist. The result has `register_local_var(var)`, which excludes a variable's
-    gradient from the reduction. See `tfdist.DistributedOptimizer`.
+    The optimizer is changed in place and returned (Horovod returns a copy). Its class
+    keeps the name, so a saved model refers to the Keras class and loads without tfdist.
+    The returned optimizer has a method `register_local_var(var)`, which excludes the
+    gradient of a variable from the reduction. See `tfdist.DistributedOptimizer`.
 
     Args:
         optimizer: a Keras optimizer, possibly wrapped in a `LossScaleOptimizer`.
-        name: distinguishes optimizers with equal lists of variables; default: their
-            order of creation.
+        name: name that distinguishes optimizers with equal lists of variables; default:
+            they are distinguished by their order.
         device_dense: ignored, with a warning.
         device_sparse: ignored, with a warning.
         compression: `Compression.none` (default), `Compression.fp16` or "bf16".
         sparse_as_dense: if True, gradients of embeddings are reduced as dense tensors.
-            If False, gradients of tables of 8 MiB or more are reduced by the rows in
-            use, and smaller ones as dense tensors, which is faster. The results are
-            equal.
-        gradient_predivide_factor: f: gradients are multiplied by 1/f before the sum and
-            by f/size after it; only with `Average`.
+            If False, only the rows in use are reduced for embedding tables of 8 MiB or
+            more; gradients of smaller tables are reduced as dense tensors, which is
+            faster. The results are equal.
+        gradient_predivide_factor: factor f: gradients are multiplied by 1/f before the
+            sum and by f/size after the sum; only with `Average`.
         op: `Average` or `Sum`; or `Adasum`, which combines the ranks' changes of the
             weights (see `tfdist.DistributedOptimizer`).
         backward_passes_per_step: number of batches whose gradients are added up before
@@ -216,18 +218,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: whether to apply the mean of these gradients
             instead of their sum.
         num_groups: deprecated; use `groups`.
-        groups: a number of groups of gradients, each reduced in one operation; or a
-            list of lists of variables; default: groups of `TFDIST_BUCKET_BYTES`. The
-            groups do not change a bit of the result.
-        process_set: the ranks over which gradients are reduced. Other ranks use their
-            own gradients (gradients of local variables are still divided).
-        scale_local_gradients: whether gradients of local variables are divided by the
-            number of ranks.
+        groups: number of buckets, or a list with a list of variables for each bucket.
+            One operation reduces the gradients of a bucket. Default: buckets of
+            `TFDIST_BUCKET_BYTES`. The results are bitwise identical in all cases.
+        process_set: the ranks over which gradients are reduced. All other ranks use
+            their own gradients (gradients of local variables are still divided).
+        scale_local_gradients: whether, with `Average`, gradients of local variables are
+            divided by the number of ranks.
 
     Returns:
         The optimizer. Under the policy `mixed_float16`, a `LossScaleOptimizer` around
-        the optimizer; it scales the loss in `fit`, and in custom loops that call it to
-        scale the loss.
+        the optimizer. It scales the loss in `fit`, and in custom loops that call its
+        `scale_loss`.
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer.
@@ -250,8 +252,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(
             "Expected compression=hvd.Compression.none or hvd.Compression.fp16 (or "
             f"'bf16'), got {compression!r}: the gradients of a Keras optimizer are "
-            "cast inside of the reduction, where a compressor's own methods are not "
-            "called. hvd.DistributedGradientTape calls them."
+            "cast inside the reduction, where a compressor's own methods are not "
+            "called. hvd.DistributedGradientTape calls these methods."
         )
     check_passes(
         getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step
@@ -264,7 +266,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if backward_passes_per_step > 1 and reduced.op is ReduceOp.ADASUM:
         raise ValueError(
             "Expected backward_passes_per_step=1 with op=hvd.Adasum, got "
-            f"{backward_passes_per_step}. Use a larger batch."
+            f"{backward_passes_per_step}. Use a larger batch size."
         )
     wrapped = wrap_optimizer(optimizer, reduced)
     stays_out = is_outside(reduced)
@@ -286,21 +288,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     *, local_layers: Any, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer as `DistributedOptimizer` does, with local layers.
-
-    The gradients of local layers are not reduced.
+    """Makes a Keras optimizer reduce its gradients, except those of local layers.
 
     Args:
         local_layers: a layer or a list of layers, the same on all ranks. Weights that
             the layers create later are included.
         **options: the arguments of `DistributedOptimizer`, in the same order;
-            `local_layers` is the last but one.
+            `local_layers` is the second-to-last argument.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: an entry of `local_layers` is not a layer, or as in
+        ValueError: an entry of `local_layers` is not a layer. Also as in
             `DistributedOptimizer`.
         TypeError: as in `DistributedOptimizer`.
     """

@@ -3,10 +3,10 @@
 Keras's optimizers accumulate gradients (`gradient_accumulation_steps`), and tfdist
 reduces them once for each update. Horovod differs in two ways:
 
-- Keras divides by the number of batches. Horovod applies the sum, unless
-  `average_aggregated_gradients` is set.
+- Keras divides the sum of the gradients by the number of batches. Horovod applies the
+  sum, unless `average_aggregated_gradients` is set.
 - In Keras `iterations` counts updates; in Horovod it counts batches. Adam's bias
-  correction depends on it (a schedule counts batches in both).
+  correction depends on `iterations` (learning rate schedules count batches in both).
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ class CountsPasses:
 
     @property
     def iterations(self) -> Any:
-        """Number of batches so far, as in Horovod's optimizers."""
+        """The number of batches so far, as in Horovod's optimizers."""
         return self._iterations
 
 
 class SumsPasses(CountsPasses):
     """Mixin for an accumulating optimizer that applies the sum instead of the mean.
 
-    It applies the sum that Keras computes before the division, not the mean times the
-    number of batches, so the result has exactly the bits of the sum.
+    The sum is the one that Keras computes before the division. The mean times the
+    number of batches would have different rounding errors.
     """
 
     # Methods of the optimizer's own class.
     _accumulated_gradients: list[Any]
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # Bypasses Keras's __setattr__, which would track them.
+        # Bypasses Keras's __setattr__, which would track the variables.
         vars(self)["_tfdist_pass"] = list(grads), list(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Replaces the means by sums, once per update and before the reduction."""
+        """Replaces the means with sums, once per update, before the reduction."""
         if vars(self).get("_tfdist_own_weight") is not None:
             raise ValueError(
                 "apply() was given a weight, but with backward_passes_per_step the "
                 "gradients are added up. Write average_aggregated_gradients=True, or "
-                "leave the weight out."
+                "omit the weight."
             )
         own, variables = vars(self)["_tfdist_pass"]
         summed = [
@@ -65,9 +65,9 @@ def check_passes(optimizer: Any, passes: int) -> None:
     """Raises if an optimizer cannot accumulate this number of batches.
 
     Args:
-        optimizer: the optimizer that updates the variables (inside a loss scale
-            optimizer).
-        passes: number of batches for each update.
+        optimizer: the optimizer that updates the variables: for a `LossScaleOptimizer`,
+            its inner optimizer.
+        passes: number of batches per update.
 
     Raises:
         TypeError: `passes` is not an integer.
@@ -85,8 +85,8 @@ def check_passes(optimizer: Any, passes: int) -> None:
         return
     if hasattr(optimizer, "_inner_optimizers"):
         raise ValueError(
-            "backward_passes_per_step cannot be used with a MultiOptimizer. Give each "
-            "of its optimizers gradient_accumulation_steps."
+            "backward_passes_per_step cannot be used with a MultiOptimizer. Set "
+            "gradient_accumulation_steps on each of its optimizers."
         )
     of_keras = keras.optimizers.Optimizer.apply_gradients
     is_wrapped = isinstance(optimizer, ReducesUpdates)  # the wrapper raises the error
@@ -95,14 +95,14 @@ def check_passes(optimizer: Any, passes: int) -> None:
             f"The class of the optimizer {optimizer.name!r} overrides apply_gradients, "
             "which Horovod calls once for each update, but Keras once for each batch: "
             "backward_passes_per_step cannot be used with this class. Move the code "
-            "to update_step, or leave backward_passes_per_step out."
+            "to update_step, or omit backward_passes_per_step."
         )
     own = optimizer.gradient_accumulation_steps
     if own not in (None, passes):
         raise ValueError(
             f"Expected backward_passes_per_step={own}, which the optimizer "
             f"{optimizer.name!r} has as gradient_accumulation_steps, got {passes}. "
-            "Leave one of them out."
+            "Omit one of them."
         )
     if own is None and optimizer.built:
         raise ValueError(
@@ -113,11 +113,11 @@ def check_passes(optimizer: Any, passes: int) -> None:
 
 
 def accumulate(optimizer: Any, passes: int, average: bool) -> None:
-    """Makes a reducing optimizer accumulate batches in Horovod's way.
+    """Makes a reducing optimizer accumulate gradients as Horovod does.
 
     Args:
-        optimizer: the optimizer that updates the variables; already of a tfdist class.
-        passes: number of batches for each update, above 1.
+        optimizer: the optimizer that updates the variables, already wrapped by tfdist.
+        passes: number of batches per update, above 1.
         average: whether to apply the mean instead of the sum.
     """
     optimizer.gradient_accumulation_steps = passes
@@ -125,7 +125,7 @@ def accumulate(optimizer: Any, passes: int, average: bool) -> None:
 
 
 def put_before(optimizer: Any, mixin: Any) -> None:
-    """Puts the methods of `mixin` before those of a reducing optimizer's class."""
+    """Replaces an optimizer's class with a subclass in which `mixin` comes first."""
     cls = type(optimizer)
     kind = keras.optimizers.Optimizer
     plain = next(

@@ -27,42 +27,44 @@ _NOT_GIVEN: Any = _NotGiven()
 class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
-    With `staircase`, the rate is set at the beginning of each epoch from `start_epoch`
-    until before `end_epoch`, and `multiplier` receives the epoch as an integer. Without
-    `staircase`, it is set before every batch, and `multiplier` receives
+    The rate is set in epochs with start_epoch <= epoch < end_epoch. With `staircase`,
+    it is set at the beginning of the epoch, and `multiplier` receives the epoch as an
+    integer. Without `staircase`, it is set before every batch, and `multiplier`
+    receives
 
         epoch + batch / steps_per_epoch.
 
-    A number m as multiplier means m ** (epoch - start_epoch). This is what Horovod
-    computes since 0.22.2 (its pull requests 3135 and 3142), although its documentation
-    states `initial_lr * multiplier`. To be explicit, pass a function. A number causes a
-    warning.
+    A number m as multiplier means m ** (epoch - start_epoch). Horovod has computed this
+    factor since 0.22.2 (its pull requests 3135 and 3142), although its documentation
+    states `initial_lr * multiplier`. A number causes a warning, unless it is 1 or
+    applies to a single epoch; pass a function to be explicit.
 
     Momentum correction: when the rate changes from a to b, the velocity of SGD and
-    RMSprop is multiplied by b / a. This has the same effect as Horovod's momentum * b /
-    a in the next step. In Keras 3 setting `optimizer.momentum` would have no effect.
+    RMSprop is multiplied by b / a. In the next step this has the same effect as
+    Horovod's correction, which multiplies the momentum by b / a. In Keras 3, setting
+    `optimizer.momentum` would have no effect.
 
     The epoch's logs contain the rate as "lr". With `decay=` of Keras 2, the callback
-    sets the rate before decay.
+    sets and logs the rate before decay.
 
     Before Horovod 0.21, `initial_lr` did not exist and `multiplier` was the first
     argument. A call without `initial_lr` keeps that meaning, with a warning: the
-    initial rate is the optimizer's rate at the start of `fit`, and a number as
-    multiplier is a constant factor.
+    initial rate is the optimizer's rate at the start of the first `fit`, and a number
+    as multiplier is a constant factor.
 
     Args:
-        initial_lr: the rate to multiply.
+        initial_lr: learning rate that is multiplied by the multiplier.
         multiplier: a number, or a function of the epoch.
         start_epoch: the first epoch in which the rate is set, counted from 0.
         end_epoch: the first epoch in which the rate is no longer set; None: no end.
         staircase: True: sets the rate once per epoch; False: before every batch.
-        momentum_correction: default True.
-        steps_per_epoch: used without `staircase`; default: the largest number of steps
-            that `fit` reports on any rank.
+        momentum_correction: whether to scale the velocities; default True.
+        steps_per_epoch: number of steps per epoch, used without `staircase`; default:
+            the largest number that `fit` reports on any rank.
 
     Raises:
         ValueError: `initial_lr=None` is given; or, at the start of `fit`, the number of
-            steps is not known or the model's optimizer does not reduce gradients.
+            steps is unknown, or the model's optimizer does not reduce gradients.
         TypeError: `multiplier` is missing; or, at the start of `fit`, the optimizer's
             rate is a schedule.
 
@@ -133,7 +135,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         return lambda epoch: factor ** (epoch - start)
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the settings behind the rates; the rates are compared per epoch."""
+        """Returns the settings that determine the rates; the ranks compare them."""
         return {
             "initial_lr": None if self._rate_of_fit else float(self.initial_lr),
             "start_epoch": self.start_epoch,
@@ -143,14 +145,14 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Determines the number of steps, and the initial rate if it was not given."""
+        """Determines the number of steps, and the initial rate if none was given."""
         super().on_train_begin(logs)
         optimizer = base_optimizer(self.model)
         if not hasattr(settable_rate(optimizer), "assign"):
             raise TypeError(
                 f"{type(self).__name__} sets the learning rate, but the rate of "
                 f"{optimizer.name!r} is {optimizer._learning_rate!r}. Give the "
-                "optimizer a number, or leave the callback out."
+                "optimizer a number, or omit the callback."
             )
         if self.initial_lr is None:  # at the start of the first fit
             self.initial_lr = self._rate()
@@ -208,25 +210,26 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     The formula applies in the first `warmup_epochs` epochs; afterwards the callback
     does not change the rate. The formula is from Horovod's documentation (API,
-    `LearningRateWarmupCallback`, "Math recap"), where epoch is e + b / S. Horovod's
-    code (`_keras/callbacks.py`) adds 1 / S, so the last batch of the warm-up uses the
-    full rate.
+    `LearningRateWarmupCallback`, "Math recap"), except that there epoch is e + b / S.
+    Horovod's code (`_keras/callbacks.py`) adds 1 / S, so the last batch of the warm-up
+    uses the full rate.
 
     A call without `initial_lr`, as before Horovod 0.21, uses the optimizer's rate at
-    the start of `fit`, with a warning.
+    the start of the first `fit`, with a warning.
 
     Args:
         initial_lr: the rate after the warm-up: the rate of one process times the number
             of ranks.
         warmup_epochs: number of warm-up epochs; default 5; 0: no warm-up.
         momentum_correction: see `LearningRateScheduleCallback`; default True.
-        steps_per_epoch: default: the largest number of steps that `fit` reports on any
-            rank.
+        steps_per_epoch: number of steps per epoch; default: the largest number that
+            `fit` reports on any rank.
         verbose: 1: rank 0 prints a message when the warm-up ends; default 0.
 
     Raises:
-        ValueError, TypeError: as in `LearningRateScheduleCallback`; or the arguments
-            are in the order used before Horovod 0.21, where `warmup_epochs` was first.
+        ValueError, TypeError: as in `LearningRateScheduleCallback`. ValueError also if
+            `warmup_epochs` is a bool: before Horovod 0.21, the second parameter was
+            `momentum_correction`.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -285,7 +288,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def warmup_multiplier(epoch: float, warmup_epochs: float, size: int) -> float:
-    """Returns the factor for the rate during a warm-up.
+    """Returns the factor by which the learning rate is multiplied during a warm-up.
 
     Args:
         epoch: 0 <= epoch <= warmup_epochs, may be fractional.

@@ -7,14 +7,14 @@ from typing import Any
 
 
 class CallableList(list[Any]):
-    """A list that, when called, returns its members as a plain list.
+    """A list that can also be called; a call returns its entries as a plain list.
 
-    Keras 3 turned the method `variables` into a property: Keras 3 uses
-    `optimizer.variables`, and scripts for Keras 2 use `optimizer.variables()`.
+    In Keras 2 `optimizer.variables()` is a method; in Keras 3 `optimizer.variables` is
+    a property. This list supports both.
 
     Args:
-        items: the members.
-        on_call: function that is called first when the list is called; default: none.
+        items: the entries.
+        on_call: function to call whenever the list is called; default: none.
 
     Example:
         >>> CallableList("ab")(), CallableList("ab")
@@ -28,7 +28,7 @@ class CallableList(list[Any]):
         self._on_call = on_call
 
     def __call__(self) -> list[Any]:
-        """Returns the members."""
+        """Returns the entries as a plain list."""
         if self._on_call is not None:
             self._on_call()
         return list(self)

@@ -1,7 +1,8 @@
-"""Runs before a program that `tfdistrun --horovod` starts; its folder is on PYTHONPATH.
+"""Python runs this file before a program that `tfdistrun --horovod` starts.
 
-The user's own `sitecustomize` is run first. This file must also work in old versions of
-Python and in those without tfdist, because a program may start any of them.
+Its folder is on PYTHONPATH. The user's own `sitecustomize` is run first. This file must
+also work in old versions of Python, and without tfdist, because the program may start
+any Python interpreter.
 """
 
 import os
@@ -11,7 +12,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Missing:
-    """Raises an error if a program without tfdist imports Horovod."""
+    """Raises ImportError for `import horovod` if tfdist cannot be imported."""
 
     def __init__(self, cause: Exception) -> None:
         self._cause = cause

@@ -1,4 +1,4 @@
-"""init, shutdown, rank, size and build queries, by Horovod's names."""
+"""init, shutdown, rank, size and build queries, with Horovod's names."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class HorovodBasics:
         comm: Any = None,
         process_sets: Sequence[ProcessSet] | str | None = None,
     ) -> None:
-        """Connects the ranks. If they are connected already, it only adds the sets.
+        """Connects the ranks and adds process sets; may be called again to add more.
 
         Args:
-            comm: None or an empty list: all ranks. A list of all ranks, or an mpi4py
-                communicator in which this process has the same rank and size, means
-                the same.
-            process_sets: sets to bind; or "dynamic": sets are added later, which tfdist
-                always allows.
+            comm: None or an empty list: all ranks. Also accepted are a list of all
+                ranks, and an mpi4py communicator in which this process has the same
+                rank and size.
+            process_sets: process sets to create; or "dynamic": sets are added later,
+                which tfdist always allows.
 
         Raises:
             ValueError: `comm` contains only some of the ranks, a set is given twice, or
@@ -59,19 +59,20 @@ class HorovodBasics:
         tfdist.shutdown()
 
     def is_initialized(self) -> bool:
-        """Returns whether this process is between `init()` and `shutdown()`."""
+        """Returns whether `init()` has been called, and `shutdown()` not yet."""
         return tfdist.is_initialized()
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
         """Starts a timeline for `tfdist timeline` and Perfetto.
 
-        Every rank calls it. The trace is assembled when the last rank ends.
+        Every rank must call this method. The ranks' parts are assembled into one trace
+        when the last rank exits.
 
         Args:
-            file_path: the folder `file_path` + ".d" receives the parts and the trace. A
-                run has one folder: if `TFDIST_TIMELINE=<folder>` is set, or after an
-                earlier `start_timeline`, the trace continues in that folder, with a
-                warning.
+            file_path: the parts and the trace are written to the folder `file_path` +
+                ".d". A run has one folder: if `TFDIST_TIMELINE=<folder>` is set, or
+                after an earlier `start_timeline`, the trace continues in the existing
+                folder, with a warning.
             mark_cycles: ignored; True causes a warning, since tfdist has no cycles.
 
         Raises:
@@ -87,9 +88,9 @@ class HorovodBasics:
         _timeline.start(file_path)
 
     def stop_timeline(self) -> None:
-        """Writes a mark to the trace where the part since `start_timeline` ends.
+        """Marks the interval since `start_timeline` in the trace.
 
-        It does not stop the trace: events until `shutdown()` are still written.
+        The trace itself continues: events until `shutdown()` are still written.
 
         Raises:
             ValueError: `hvd.init()` has not been called.
@@ -128,14 +129,13 @@ class HorovodBasics:
         return tfdist.cross_rank()
 
     def is_homogeneous(self) -> bool:
-        """Returns whether all hosts have as many ranks; ValueError before `init()`."""
+        """Returns whether all local sizes are equal; ValueError before `init()`."""
         check_initialized()
         hosts = runtime.check_initialized().host_of
         return len(set(collections.Counter(hosts).values())) == 1
 
-    # Build queries. Scripts call them to choose how to start the ranks and how to
-    # communicate. "Gloo" stands for ranks that need no MPI and use TCP and shared
-    # memory.
+    # Build queries, which scripts call to choose a launcher and a transport. "Gloo"
+    # stands for communication over TCP and shared memory, without MPI.
 
     def mpi_built(self) -> bool:
         """Returns False: tfdist neither needs nor uses MPI."""
@@ -157,7 +157,7 @@ class HorovodBasics:
         )
 
     def gloo_built(self) -> bool:
-        """Returns True: "Gloo" stands for ranks that find each other without MPI."""
+        """Returns True: "Gloo" stands for communication without MPI."""
         return True
 
     def gloo_enabled(self) -> bool:
@@ -177,7 +177,7 @@ class HorovodBasics:
         return False
 
     def cuda_built(self) -> bool:
-        """Returns False: the collectives do not use CUDA (TensorFlow may)."""
+        """Returns False: collectives do not use CUDA (TensorFlow itself may)."""
         return False
 
     def rocm_built(self) -> bool:
@@ -203,7 +203,7 @@ def _listed(process_sets: Any) -> list[ProcessSet]:
 
 
 def _check_communicator(comm: Any) -> None:
-    """Raises ValueError unless `comm` contains all ranks, in their order."""
+    """Raises ValueError unless `comm` contains all ranks, in rank order."""
     size, rank = tfdist.size(), tfdist.rank()
     if comm is None:
         return
@@ -223,7 +223,7 @@ def _check_communicator(comm: Any) -> None:
     elif (comm.Get_rank(), comm.Get_size()) != (rank, size):
         raise ValueError(
             f"Expected a communicator in which this process is rank {rank} of {size}, "
-            f"got rank {comm.Get_rank()} of {comm.Get_size()}. Leave comm out, or "
+            f"got rank {comm.Get_rank()} of {comm.Get_size()}. Omit comm, or "
             "create a process set: hvd.init(process_sets=[hvd.ProcessSet([...])])."
         )
 

@@ -1,8 +1,8 @@
 """State that survives the loss of ranks, and the loop that restores it.
 
-In a job started with `tfdistrun --min-np`, `run` calls its function again when a rank
-was lost, or when a process that replaces it joins (docs/elastic.md). In other jobs, it
-calls the function once.
+In a job started with `tfdistrun --min-np`, `run` calls the training function again when
+a rank is lost, when a newcomer joins, or when a rank has to leave (docs/elastic.md). In
+all other jobs, `run` calls the function once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class State:
     """Base class of in-memory state that is the same on all ranks.
 
     A subclass defines `save`, `restore` and `sync`. To send objects, `sync` calls
-    `self._bcast_object(obj)`, whose root is the rank with the newest commit.
+    `self._bcast_object(obj)`, which sends the object of the rank with the newest
+    commit.
 
     Args:
-        bcast_object: function that broadcasts an object to all ranks, from rank 0 or
-            from the rank `root_rank`, such as `hvd.broadcast_object`.
+        bcast_object: function that broadcasts an object to all ranks, such as
+            `hvd.broadcast_object`. Its keyword argument `root_rank` is the sending
+            rank, by default 0.
         get_rank: function that returns the rank of this process.
     """
 
@@ -58,9 +60,9 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Saves the state to memory; then calls `check_host_updates`.
+        """Saves the state in memory; then calls `check_host_updates`.
 
-        In an elastic job, all ranks have to call it after the same steps.
+        In an elastic job, all ranks must call `commit` after the same steps.
 
         Raises:
             HostsUpdatedInterrupt: see `check_host_updates`.
@@ -72,18 +74,20 @@ class State:
     def check_host_updates(self) -> None:
         """Raises on all ranks if processes are ready to join, or ranks have to leave.
 
-        In an elastic job, all ranks have to call it after the same steps, in the
-        function of `run`. Otherwise it does nothing.
+        In an elastic job, all ranks must call this method after the same steps, inside
+        the function of `run`. In other jobs, and outside that function, it does
+        nothing.
 
         Raises:
-            HostsUpdatedInterrupt: `run` handles it, and calls the function again. On
-                a rank that has to leave, `run` raises SystemExit.
+            HostsUpdatedInterrupt: the ranks are about to change. `run` handles this
+                exception and calls the function again; on a rank that has to leave,
+                `run` raises SystemExit.
         """
         if self._loop is not None:
             self._loop.check_for_change()
 
     def save(self) -> None:
-        """Saves the state to memory."""
+        """Saves the state in memory."""
         raise NotImplementedError("A State must define save().")
 
     def restore(self) -> None:
@@ -95,7 +99,7 @@ class State:
         raise NotImplementedError("A State must define sync().")
 
     def reset(self) -> None:
-        """Is called after the ranks have changed; does nothing unless overridden."""
+        """Called after the ranks have changed; does nothing unless overridden."""
 
     def _bcast_object(self, obj: Any, **options: Any) -> Any:
         """Returns the object of the rank with the newest commit."""
@@ -104,7 +108,7 @@ class State:
         return self._given_bcast_object(obj, **options)
 
     def _describe(self) -> list[str]:
-        """Returns lines that have to be equal on all ranks."""
+        """Returns text lines describing the state, which must be equal on all ranks."""
         return [type(self).__name__]
 
 
@@ -144,7 +148,7 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Broadcasts the newest values of the attributes to all ranks; saves them."""
+        """Broadcasts the newest attribute values to all ranks, and saves them."""
         self._take(self._newest_values())
 
     def _values_now(self) -> dict[str, Any]:
@@ -161,33 +165,32 @@ class ObjectState(State):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of a state, so that it is called again if the ranks change.
+    """Wraps a training function so that it is called again if the ranks change.
 
     In an elastic job (`tfdistrun -np N --min-np M`), the wrapped function
 
-    - synchronises its first argument, the state, and calls `func`;
-    - after the loss of a rank, or a `HorovodInternalError` of `func`, restores the
-      state of the last commit, connects with the ranks that are left, calls
+    - synchronizes its first argument, the state, and calls `func`;
+    - after the loss of a rank, or if `func` raises `HorovodInternalError`, restores the
+      state of the last commit, connects with the remaining ranks, calls
       `state.on_reset()` and `state.sync()`, and calls `func` again;
-    - after a `HostsUpdatedInterrupt`, which `state.commit()` raises when a process is
-      ready to replace a lost rank, does the same without restoring the state.
+    - after a `HostsUpdatedInterrupt`, which `state.commit()` raises when a newcomer is
+      ready to join or a rank has to leave, does the same without restoring the state.
 
-    Functions that were traced are not traced again. A process that replaces a lost rank
-    runs the program from its start on its own, and joins the other ranks when it calls
-    the wrapped function. The wrapped function returns when `func` has returned on all
-    ranks.
+    Traced functions are not traced again. A process that replaces a lost rank runs the
+    program from its start, alone, and joins the other ranks when it calls the wrapped
+    function. The wrapped function returns when `func` has returned on all ranks.
 
-    In other jobs, the state is synchronised and `func` is called once.
+    In all other jobs, the state is synchronized and `func` is called once.
 
     Args:
-        func: function of a `State` and further arguments.
+        func: function whose first argument is a `State`; it may take more arguments.
 
     Returns:
         A function that returns the result of `func`. In an elastic job, it raises
-        `tfdist.RankFailedError` if the job cannot go on; the state is then that of the
-        last commit. In other jobs, it raises RuntimeError after a
-        `HorovodInternalError` or `HostsUpdatedInterrupt`. All other errors of `func`
-        are passed on.
+        `tfdist.RankFailedError` if the job cannot continue; the state is then that of
+        the last commit. In other jobs, it raises RuntimeError after a
+        `HorovodInternalError` or `HostsUpdatedInterrupt`. All other exceptions of
+        `func` are passed on.
 
     Example:
         >>> @run

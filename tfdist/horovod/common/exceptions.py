@@ -2,7 +2,7 @@
 
 tfdist raises its own exceptions (`tfdist.errors`), which are subclasses of
 TensorFlow's: a mismatch raises a `tf.errors.FailedPreconditionError`, a failed rank a
-`tf.errors.AbortedError`. The classes below exist for scripts that name them.
+`tf.errors.AbortedError`. The classes below exist for scripts that import them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 class HorovodInternalError(RuntimeError):
     """A collective operation has failed.
 
-    tfdist raises `tfdist.RankFailedError` instead. If a script raises this error in the
-    function of `elastic.run`, the state goes back to the last commit on all ranks.
+    tfdist raises `tfdist.RankFailedError` instead. If a script raises this error inside
+    the function of `elastic.run`, all ranks restore the state of the last commit.
     """
 
 
@@ -20,8 +20,8 @@ class HostsUpdatedInterrupt(RuntimeError):
     """The ranks of an elastic job are about to change.
 
     Args:
-        skip_sync: whether to continue without a `sync()`. The ranks continue without it
-            if this is true on all ranks, and all have the same number of commits.
+        skip_sync: whether to continue without `state.sync()`. The ranks skip it only if
+            `skip_sync` is true on all ranks and all have the same number of commits.
     """
 
     def __init__(self, skip_sync: bool) -> None:
@@ -45,7 +45,7 @@ class HorovodVersionMismatchError(ImportError):
 
     Args:
         name: name of the framework.
-        version: installed version.
+        version: version that is installed now.
         installed_version: version with which the library was built.
     """
 

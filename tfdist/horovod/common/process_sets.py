@@ -1,7 +1,8 @@
-"""Process sets with Horovod's names, over tfdist's.
+"""Horovod's process sets, implemented with those of tfdist.
 
-A `ProcessSet` is created first and bound to the ranks later, by `hvd.init` or
-`hvd.add_process_set`. Ranks, including the root of a broadcast, are ranks of the job.
+A `ProcessSet` is created first and bound later, by `hvd.init` or `hvd.add_process_set`:
+it then refers to a process set of tfdist. Ranks, including the root of a broadcast, are
+ranks of the job.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from tfdist.core import runtime
 
 
 class _Numbers:
-    """Horovod's ids of the process sets: 1, 2, ... in order of creation.
+    """Horovod's IDs of the process sets: 1, 2, ... in order of creation.
 
-    The ids of removed sets are reused for new sets, oldest first.
+    The IDs of removed sets are reused for new sets, in the order of removal.
     `tfdist.ProcessSet.id` is a different number, which is never reused.
     """
 
@@ -27,7 +28,7 @@ class _Numbers:
         self._free: collections.deque[int] = collections.deque()
 
     def all(self) -> dict[tfdist.ProcessSet, int]:
-        """Returns the existing sets, with their ids."""
+        """Returns the existing sets with their IDs."""
         live = tfdist.process_sets()
         if self._generation != runtime.generation():  # a new job after `shutdown`
             self._generation = runtime.generation()
@@ -42,7 +43,7 @@ class _Numbers:
         return self._of
 
     def of(self, process_set: tfdist.ProcessSet) -> int:
-        """Returns the id of an existing set."""
+        """Returns the ID of an existing set."""
         return self.all()[process_set]
 
 
@@ -58,9 +59,9 @@ class ProcessSet:
     Attributes:
         process_set_id: 1, 2, ... in the order in which sets are bound, the same on all
             ranks. None before the set is bound and after `remove_process_set`, which
-            frees the number for the next set.
+            frees the ID for a new set.
         ranks: the members, ascending.
-        mpi_comm: None: tfdist has no MPI communicators.
+        mpi_comm: always None, since tfdist has no MPI communicators.
 
     Raises:
         ValueError: an entry of the list is not a rank, or an MPI communicator is given.
@@ -130,7 +131,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the job."""
+    """The process set of all ranks of the job."""
 
     process_set_id = 0
 
@@ -151,7 +152,7 @@ class _GlobalProcessSet(ProcessSet):
         return tfdist.size()
 
     def rank(self) -> int:
-        """Returns the index of this process.
+        """Returns the rank of this process.
 
         Raises:
             ValueError: `hvd.init()` has not been called.
@@ -197,14 +198,14 @@ def own(process_set: Any) -> tfdist.ProcessSet | None:
     if process_set._made is None:
         raise ValueError(
             f"The process set of ranks {process_set.ranks} is not initialized, or was "
-            "removed. Give it to hvd.init(process_sets=[...]) or to "
+            "removed. Pass it to hvd.init(process_sets=[...]) or "
             "hvd.add_process_set(...), on every rank."
         )
     return process_set._made
 
 
 def size_of(process_set: tfdist.ProcessSet | None) -> int:
-    """Returns the size of a set that `own` has returned; 1 before `hvd.init()`."""
+    """Returns the size of a tfdist set; for None, the job's size, or 1 before init."""
     if process_set is not None:
         return process_set.size()
     return tfdist.size() if tfdist.is_initialized() else 1
@@ -213,24 +214,26 @@ def size_of(process_set: tfdist.ProcessSet | None) -> int:
 def bind(process_sets: Sequence[ProcessSet]) -> None:
     """Binds the sets of `hvd.init`; every rank calls it, with the same list.
 
+    An InvalidArgumentError or MismatchError is raised on all ranks, and then none of
+    the sets is bound.
+
     Raises:
         TypeError: an entry of the list is not a `ProcessSet`.
         ValueError: two sets have the same ranks, or a set contains all ranks.
         tf.errors.InvalidArgumentError: a set contains a rank that does not exist.
-        tfdist.MismatchError: the ranks' lists differ. All ranks raise this error and
-            the one before; none of the sets is then bound.
+        tfdist.MismatchError: the ranks' lists differ.
     """
     seen = {_everybody()}
     for place, one in enumerate(process_sets):
         if not isinstance(one, ProcessSet) or one.ranks is None:
             raise TypeError(
                 "Expected process_sets to be a list of hvd.ProcessSet, or 'dynamic', "
-                f"got {one!r} at place {place}."
+                f"got {one!r} at index {place}."
             )
         if tuple(one.ranks) in seen:
             raise ValueError(
-                f"The entry {place} of process_sets is a duplicate: {one}. Use the "
-                "existing set (hvd.global_process_set has all ranks)."
+                f"Entry {place} of process_sets is a duplicate: {one}. Use the "
+                "existing set (hvd.global_process_set contains all ranks)."
             )
         seen.add(tuple(one.ranks))
     before = tfdist.process_sets()
@@ -250,10 +253,10 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a process set after `hvd.init()`; every rank calls it, with the same ranks.
 
-    No environment variable is needed.
+    Unlike in Horovod, no environment variable has to be set.
 
     Args:
-        process_set: a `ProcessSet` that is not bound, or a list of ranks.
+        process_set: a `ProcessSet` that is not bound yet, or a list of ranks.
 
     Returns:
         The bound set.
@@ -278,7 +281,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if ranks in (_everybody(), *(known.ranks for known in tfdist.process_sets())):
         raise ValueError(
             f"A process set of the ranks {list(ranks)} exists already: use that set "
-            "(hvd.global_process_set has all ranks)."
+            "(hvd.global_process_set contains all ranks)."
         )
     process_set._bind(tfdist.add_process_set(ranks))
     return process_set
@@ -291,8 +294,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set: the result of `add_process_set`.
 
     Returns:
-        Whether the set was removed: False for a set that is not bound and for the set
-        of all ranks.
+        Whether the set was removed; False for an unbound set and for the set of all
+        ranks.
 
     Raises:
         tf.errors.FailedPreconditionError: a rank has operations of the set in flight,
@@ -313,11 +316,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _everybody() -> tuple[int, ...]:
-    """Returns the ranks that no new set may have: all, if there is more than one."""
+    """Returns the ranks that no new set may have: all ranks; () with a single rank."""
     return tuple(range(tfdist.size())) if tfdist.size() > 1 else ()
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """Returns the ranks of each process set by number; 0 is the set of all ranks."""
+    """Returns the ranks of each process set by its ID; ID 0 is the set of all ranks."""
     known = {number: list(one.ranks) for one, number in _numbers.all().items()}
     return {0: list(range(tfdist.size())), **known}

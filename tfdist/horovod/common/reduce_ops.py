@@ -1,4 +1,4 @@
-"""Average, Sum, Adasum, Min, Max, Product: Horovod's numbers for reductions."""
+"""Average, Sum, Adasum, Min, Max, Product: Horovod's reduction constants."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
     if op is not None:
         raise ValueError(
             f"Expected op or average, got both: op={op!r}, average={average!r}. op "
-            "supersedes average: leave average out."
+            "supersedes average: omit average."
         )
     wanted = Average if average else Sum
     warnings.warn(
@@ -57,7 +57,7 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
 
 
 def name_of(op: Any) -> str:
-    """Returns the name of a reduction in `tfdist.ReduceOp`.
+    """Returns the name that a reduction has in `tfdist.ReduceOp`.
 
     Raises:
         ValueError: `op` is not a reduction.

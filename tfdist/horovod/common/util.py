@@ -71,7 +71,7 @@ def _print_answer(what: str, answer: Any, verbose: bool) -> Any:
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables inside the block; None leaves a variable unchanged.
+    """Sets environment variables inside a `with` block; None: variable unchanged.
 
     Example:
         >>> import os
@@ -105,7 +105,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741
-    """Splits a list into `n` parts; the first parts may be longer by one element.
+    """Splits a list into `n` parts; the first parts may have one more entry.
 
     Example:
         >>> split_list([1, 2, 3, 4, 5], 2)
@@ -129,7 +129,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         target: "major.minor.patch".
 
     Raises:
-        ValueError: an argument has a different form.
+        ValueError: an argument is not a string, or `target` does not have three parts.
 
     Example:
         >>> is_version_greater_equal_than("2.21.0", "2.6.0")
@@ -145,5 +145,5 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Caches a function's results by its arguments."""
+    """Caches the results of a function by the arguments of its calls."""
     return functools.cache(function)

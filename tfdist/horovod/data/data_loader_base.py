@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _log = logging.getLogger("tfdist")
-_LOOK_S = 0.1  # how often a waiting thread checks whether to end
+_LOOK_S = 0.1  # interval at which a waiting thread checks whether to stop
 _JOIN_S = 10.0
 
 
@@ -35,14 +35,14 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin for a `BaseDataLoader`: a thread reads ahead during a pass.
+    """Mixin for a `BaseDataLoader` that reads batches ahead in a thread.
 
     Args:
         async_loader_queue_size: maximum number of batches read ahead; 0: no thread is
             used.
         debug_data_loader: whether to log each batch that is read.
-        *args: arguments of the next class.
-        **kwargs: arguments of the next class.
+        *args: positional arguments for the constructor of the data loader class.
+        **kwargs: keyword arguments for the constructor of the data loader class.
 
     Raises:
         ValueError: `async_loader_queue_size` is negative.
@@ -80,13 +80,13 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the current pass and its thread."""
+        """Ends the current pass over the data, and the thread that reads it."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the batches of one pass; passes on errors from reading them."""
+        """Yields the batches of one pass; raises the errors of the reading thread."""
         if self.async_loader_queue_size == 0:
             for batch in self._iterate():
                 yield self._process_batch(batch)
@@ -104,12 +104,12 @@ class AsyncDataLoaderMixin:
 
 
 class _Reader:
-    """One pass that a thread reads ahead.
+    """A thread that reads the batches of one pass ahead.
 
     Args:
         iterate: function that returns an iterator over the batches.
-        size: maximum number of batches to keep.
-        logs: whether to log each batch.
+        size: maximum number of batches in the queue.
+        logs: whether to log each batch that is read.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class _Reader:
         self._thread.start()
 
     def batches(self) -> Iterator[Any]:
-        """Yields the batches, in order, until the pass or the reader ends."""
+        """Yields the batches in order, until the pass ends or the reader is closed."""
         while not self._ends.is_set():
             try:
                 kind, value = self._kept.get(timeout=_LOOK_S)
@@ -138,7 +138,7 @@ class _Reader:
                 return
 
     def close(self) -> None:
-        """Ends the thread; waits up to 10 s for the batch it is reading."""
+        """Stops the thread; waits up to 10 s for it to finish the current batch."""
         self._ends.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -151,11 +151,11 @@ class _Reader:
                 if not self._keep("batch", batch):
                     return
             self._keep("end", None)
-        except BaseException as error:  # noqa: BLE001 - raised by who takes the batches
+        except BaseException as error:  # noqa: BLE001 - raised again by `batches`
             self._keep("error", error)
 
     def _keep(self, kind: str, value: Any) -> bool:
-        """Queues an item; returns False if the reader ends before there is room."""
+        """Queues an item; returns False if the reader is closed before it fits."""
         while not self._ends.is_set():
             try:
                 self._kept.put((kind, value), timeout=_LOOK_S)

@@ -1,4 +1,4 @@
-"""`horovod.keras`: same as `horovod.tensorflow.keras`, since there is one Keras now.
+"""`horovod.keras`: same as `horovod.tensorflow.keras`, since there is only one Keras.
 
 Example:
     >>> import keras
@@ -33,13 +33,13 @@ def allreduce(  # type: ignore[no-redef]
 
     Args:
         value: number, array or tensor of the same shape on all ranks.
-        name: identifies the operation across ranks; default: the place of the call in
-            the program.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         average: whether to return the mean instead of the sum. (Horovod has the same
             default, and rejects an `op` unless `average=None` is also given.)
-        prescale_factor: factor applied before the sum.
-        postscale_factor: factor applied after the sum.
-        op: `Average`, `Sum`, `Adasum`, `Min`, `Max` or `Product`; replaces `average`.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after the reduction.
+        op: `Average`, `Sum`, `Adasum`, `Min`, `Max` or `Product`; overrides `average`.
         compression: `Compression.none` or `Compression.fp16`.
 
     Returns:
@@ -53,7 +53,7 @@ def allreduce(  # type: ignore[no-redef]
     if op is not None and average is False:
         raise ValueError(
             f"Expected op or average, got both: op={op!r}, average=False. op "
-            "supersedes average: leave average out."
+            "supersedes average: omit average."
         )
     by_average = Sum if average is False else Average
     return _with_tensorflow.allreduce(

@@ -1,9 +1,9 @@
 """Keras 2 spellings under Keras 3, for scripts written for Keras 2.
 
-`activate()` changes Keras in this process so that the Keras 2 spellings that are common
+`activate()` patches Keras in this process so that the Keras 2 spellings that are common
 in Horovod scripts keep their meaning. Each spelling causes one warning, which shows the
-new spelling. `tfdistrun --horovod` calls it. Keras is not changed before that call, and
-`deactivate()` restores everything.
+new spelling. `tfdistrun --horovod` calls `activate()`; Keras is not changed before.
+`deactivate()` undoes all changes.
 
 ====================================================  =================================
 Keras 2                                               Keras 3
@@ -11,15 +11,15 @@ Keras 2                                               Keras 3
 `optimizer.lr`, read and assigned                     `optimizer.learning_rate`
 `SGD(lr=0.1)`, also `learning_rate=1`                 `SGD(learning_rate=0.1)`, floats
 `SGD(0.1, decay=d)`                                   `SGD(InverseTimeDecay(0.1, 1, d))`
-`Adam(epsilon=None)`, `jit_compile=`                  leave them out
+`Adam(epsilon=None)`, `jit_compile=`                  omit them
 `optimizer.variables()`, `.weights`, `.get_weights()` `optimizer.variables`
 `optimizer.set_weights(values)`                       `v.assign(value)` for each
 `apply_gradients(pairs, name=...)`                    `apply_gradients(pairs)`
 `LossScaleOptimizer.get_scaled_loss(loss)`            `scale_loss(loss)`
-`LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales on its own
+`LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales gradients
 `LossScaleOptimizer.loss_scale`                       `dynamic_scale`
 `keras.optimizers.legacy.SGD`, `.experimental.SGD`    `keras.optimizers.SGD`
-`compile(experimental_run_tf_function=...)`           leave it out
+`compile(experimental_run_tf_function=...)`           omit it
 `compile(experimental_steps_per_execution=n)`         `compile(steps_per_execution=n)`
 `fit_generator`, `evaluate_generator`, ...            `fit`, `evaluate`, `predict`
 `fit(workers=, use_multiprocessing=, ...)`            `keras.utils.PyDataset(workers=)`
@@ -37,10 +37,10 @@ Keras 2                                               Keras 3
 `optimizer.minimize(loss, variables)`                 `optimizer.apply_gradients(pairs)`
 ====================================================  =================================
 
-docs/horovod-names.md lists all of them. A spelling that cannot work raises an error
-that names both spellings: a `NotImplementedError` for a call (`get_session`,
-`optimizer.get_updates`, an optimizer with `_resource_apply_dense`, an argument with an
-unsupported value), or an `AttributeError` or `ImportError` for a name.
+docs/horovod-names.md lists all spellings. A spelling that cannot be supported raises an
+error that states both the old and the new spelling: a `NotImplementedError` for a call
+(`get_session`, `optimizer.get_updates`, an optimizer with `_resource_apply_dense`, an
+argument with an unsupported value), or an `AttributeError` or `ImportError` for a name.
 
 Example:
     >>> import keras, warnings
@@ -67,8 +67,8 @@ _active: list[Patches] = []
 def activate() -> None:
     """Enables Keras 2 spellings in this process.
 
-    Call it before the model is created. A second call does nothing. Does not initialize
-    tfdist.
+    Call this function before the model is created. A second call does nothing. The
+    function does not initialize tfdist.
     """
     if _active:
         return

@@ -1,4 +1,4 @@
-"""Arguments that Keras 3 lacks, of layers, losses, callbacks and functions."""
+"""Accepts Keras 2 arguments of layers, losses, callbacks and functions in Keras 3."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tfdist.horovod.keras2 import _removed_arguments
 from tfdist.horovod.keras2._names import modules_of
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
-_BATCH_SIZE = "_keras2_batch_size"  # attribute: batch size of a layer's first input
+_BATCH_SIZE = "_keras2_batch_size"  # attribute: batch size given to a layer
 _WEIGHTS = "_keras2_weights"  # attribute: initial weights of a layer
-# Order of the arguments of `add_weight` in Keras 2.
+# Order of the arguments of `add_weight` of layers and of metrics in Keras 2.
 _OF_LAYER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable")
 _OF_METRIC = ("name", "shape", "aggregation", "synchronization", "initializer", "dtype")
 # Arguments of `tf.Variable` that a Keras variable does not have.
@@ -99,7 +99,7 @@ def _layer(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_first_weights(self: Any) -> None:
-    """Sets a layer's initial weights; Keras calls it when the layer is built."""
+    """Sets a layer's initial weights; called by Keras when the layer has been built."""
     weights = vars(self).pop(_WEIGHTS, None)
     if weights is not None:
         self.set_weights(weights)
@@ -154,7 +154,7 @@ def _loss(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
         new = "sum_over_batch_size"
-        if args and args[0] in ("auto", "none", "sum", new):  # it was the first then
+        if args and args[0] in ("auto", "none", "sum", new):  # Keras 2: reduction first
             tell("Loss(reduction, name)", "Loss(reduction=reduction, name=name)")
             old = dict(zip(("reduction", "name"), args, strict=False))
             args, named = (), {**old, **named}

@@ -1,7 +1,7 @@
-"""Attributes that Keras 3 lacks, of layers, models, metrics, variables, optimizers.
+"""Attributes of Keras 2 layers, models, metrics and variables that Keras 3 lacks.
 
-`__getattr__` provides them, but only to the user's code: TensorFlow and Keras check
-which attributes an object has, and would take a different path.
+`__getattr__` provides the attributes, but only to the user's code. TensorFlow and Keras
+test whether objects have some of them, and would behave differently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist.horovod.keras2 import _optimizer_methods
 from tfdist.horovod.keras2._spelling import Patches, tell
 
 _Get = Callable[[Any], Any]
-# Names without a counterpart → the advice.
+# For each kind of object: attribute without a counterpart in Keras 3 → the advice.
 _GONE = {
     "layer": {
         "compute_output_signature": "Write layer.compute_output_spec(inputs).",
@@ -42,7 +42,7 @@ _GONE = {
 
 
 def install(patches: Patches) -> None:
-    """Patches Keras's classes with the attributes."""
+    """Adds the attributes to Keras's classes."""
     of_layer = _refusing("layer") | _of_layers()
     of_model = of_layer | _refusing("model")
     of_model["reset_states"] = _method(_reset_states)
@@ -135,7 +135,7 @@ def _hidden(name: str, layer: Any) -> Any:
 
 
 def _add_update(layer: Any, updates: Any) -> None:
-    """Calls updates that are functions; other updates have been applied already."""
+    """Calls updates that are functions; all others have been applied already."""
     tell("layer.add_update(...)", "the assignments themselves, in call()")
     for one in updates if isinstance(updates, list | tuple) else [updates]:
         if callable(one):
@@ -167,7 +167,7 @@ def _reset_to(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_subclasses(cls: Any) -> set[Any]:
-    """Returns a Keras class and all of Keras's classes derived from it."""
+    """Returns a Keras class and all subclasses of it that Keras defines."""
     of_keras = [c for c in cls.__subclasses__() if c.__module__.startswith("keras.")]
     return {cls}.union(*map(_with_subclasses, of_keras))
 
@@ -176,12 +176,12 @@ def _reset_metric(self: Any) -> None:
     tell("metric.reset_states()", "metric.reset_state()")
     if type(self).reset_states is _reset_metric:
         self.reset_state()
-    else:  # called from a class that calls super().reset_states()
+    else:  # the user's class defines reset_states(), which called super()
         keras.metrics.Metric.reset_state.__wrapped__(self)
 
 
 def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
-    """Calls `reset_states` if a class defines only that old name."""
+    """Makes `reset_state` call `reset_states` if the user's class defines that one."""
 
     @functools.wraps(original)
     def reset_state(self: Any) -> None:

@@ -1,4 +1,4 @@
-"""`keras.backend` as in Keras 2: values of variables, and sessions with GPUs."""
+"""Keras 2 functions of `keras.backend`: values of variables, and sessions."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _set_session(session: Any) -> None:
 def _get_session() -> Any:
     raise refuse(
         "keras.backend.get_session()",
-        "There is no session: tensors and variables have their values at once "
-        "(v.numpy()), and hvd's functions return them.",
+        "There is no session: tensors and variables have values immediately "
+        "(v.numpy()), and hvd's functions return values.",
     )
 
 

@@ -1,4 +1,4 @@
-"""`decay=` of Keras 2: rate / (1 + decay * steps), with an adjustable rate."""
+"""`decay=` of Keras 2: rate / (1 + decay * steps), with an adjustable initial rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Settable:
     initial_learning_rate: Any
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the plain schedule's config: a saved model loads without tfdist."""
+        """Returns the config of a plain schedule, so that it loads without tfdist."""
         config = dict(super().get_config())  # type: ignore[misc]
         return {**config, "initial_learning_rate": _number(self.initial_learning_rate)}
 
@@ -50,7 +50,8 @@ def decayed(optimizer: Any, decay: float) -> Any:
 def settable_rate(optimizer: Any) -> Any:
     """Returns the value of Keras 2's `optimizer.lr`.
 
-    It is a variable, also with `decay`; with any other schedule, the current rate.
+    This is the variable of the rate or, with `decay`, of the initial rate. If the rate
+    is any other schedule, the current rate is returned.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = inner._learning_rate

@@ -1,9 +1,9 @@
 """`LossScaleOptimizer` in custom training loops, as in Keras 2.
 
 In Keras 2, `apply_gradients` expects gradients that `get_unscaled_gradients` has
-unscaled; in Keras 3 it expects scaled gradients. So after a call of
-`get_unscaled_gradients`, `apply` scales the gradients again. The scale is a power of
-two, so no bit changes.
+unscaled; in Keras 3 it expects scaled gradients. Therefore, once
+`get_unscaled_gradients` has been called, `apply` scales the gradients again. The scale
+is a power of two, so scaling and unscaling do not round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdist.horovod.keras2._spelling import Patches, tell
 from tfdist.training.loss_scale import note_scaled
 
 _UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales the gradients
-_EARLY = "_keras2_scale_made"  # attribute: the scale was created before `build`
+_EARLY = "_keras2_scale_made"  # attribute: the scale variable exists before `build`
 
 
 def install(patches: Patches) -> None:
@@ -50,7 +50,7 @@ def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
     )
     vars(self)[_UNSCALED] = True
     note_scaled(self)
-    # Not times its inverse, which may be too small for a float32.
+    # Divides, because the inverse of the scale may be too small for a float32.
     scale = _scale_of(self)
     return [_combined(tf.math.divide, g, scale) for g in grads]
 
@@ -61,7 +61,7 @@ def _loss_scale(self: Any) -> Any:
 
 
 def _scale_of(optimizer: Any) -> Any:
-    """Returns the scale variable; creates it now, so that a traced step reads it."""
+    """Returns the scale variable; creates it if needed, so traced steps can read it."""
     if not optimizer.built and not hasattr(optimizer, "dynamic_scale"):
         with tf.init_scope():
             optimizer.step_counter = optimizer.add_variable(
@@ -110,7 +110,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _combined(operation: Callable[[Any, Any], Any], value: Any, scale: Any) -> Any:
-    """Applies `operation` to `value` (or slices) and a scalar, in the value's dtype."""
+    """Applies `operation` to `value` (or slices) and `scale`, in the value's dtype."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""Models: arguments of `compile` and `fit`, generators, `.h5` weight files."""
+"""Keras 2 models: arguments of `compile` and `fit`, generators, `.h5` weight files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keras
 from tfdist.horovod.keras2._removed_arguments import MODEL, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
-# Keras 2 reads generators with these arguments; Keras 3 has them in PyDataset.
+# Arguments for reading generators; in Keras 3 they are arguments of PyDataset.
 _READING = ("max_queue_size", "workers", "use_multiprocessing")
 _WEIGHTS = ".weights.h5"
 _HDF5 = (".h5", ".hdf5")
@@ -33,7 +33,7 @@ def install(patches: Patches) -> None:
 
 
 def _wrap(patches: Patches, name: str, make: Callable[[Any], Any]) -> None:
-    """Wraps a method where it is defined: Keras compares `compile` with its own."""
+    """Wraps a method in its defining class: Keras compares `compile` with Trainer's."""
     owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
     patches.wrap(owner, name, make)
 
@@ -50,7 +50,7 @@ def _dropping(name: str) -> Callable[..., Any]:
 
 
 def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Implements `reset_metrics=False`, which continues; Keras 3 always resets."""
+    """Implements `reset_metrics=False`, which keeps metrics; Keras 3 always resets."""
 
     @functools.wraps(original)
     def on_batch(
@@ -130,7 +130,7 @@ def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _write_hdf5(model: Any, path: str, overwrite: bool) -> None:
-    """Writes the Keras 2 format, which `load_weights` of both versions reads."""
+    """Writes the Keras 2 format, which `load_weights` reads in Keras 2 and Keras 3."""
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.utils import io_utils
@@ -157,7 +157,7 @@ def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
             raise refuse(
                 "ModelCheckpoint(options=...)",
                 "A checkpoint is one Keras file; these options were for TensorFlow's "
-                "formats. Leave them out.",
+                "formats. Omit them.",
             )
         given = signature.bind(self, filepath, *args, **named).arguments
         path = os.fspath(filepath)

@@ -1,4 +1,4 @@
-"""Adds the names of Keras 2 to the modules of Keras, also under `tf.keras`."""
+"""Adds the names of Keras 2 to the modules of `keras` and `tf.keras`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def install(patches: Patches) -> None:
     """Adds the missing names to every module of `keras` and `tf.keras`."""
     of_tf = importlib.import_module(_TF_KERAS)
     for path in _paths_in(of_tf):
-        try:  # what `tf.keras.path` means: some are modules of `keras`
+        try:  # as the attribute of `tf.keras`, which may be a module of `keras`
             module = functools.reduce(getattr, path.split("."), of_tf)
         except AttributeError:
             module = _module("keras", path)
@@ -58,7 +58,7 @@ def install(patches: Patches) -> None:
 
 
 def _paths_in(package: types.ModuleType) -> list[str]:
-    """Returns the packages inside a package: "layers", "preprocessing.text"."""
+    """Returns the packages inside a package, such as "preprocessing.text"."""
     found = []
     for folder, _, files in os.walk(package.__path__[0]):
         path = os.path.relpath(folder, package.__path__[0]).replace(os.sep, ".")
@@ -72,7 +72,7 @@ def _module(face: str, path: str) -> types.ModuleType:
 
 
 def modules_of(path: str) -> list[types.ModuleType]:
-    """Returns the modules of a path in `keras` and `tf.keras`; they may be the same."""
+    """Returns the modules at a path in `keras` and `tf.keras`, without duplicates."""
     found = [_module(face, path) for face in _FACES if _exists(face, path)]
     return list({id(module): module for module in found}.values())
 
@@ -88,7 +88,7 @@ def _exists(face: str, path: str) -> bool:
 def _add_module(patches: Patches, face: str, path: str) -> None:
     parent, _, name = path.rpartition(".")
     module = types.ModuleType(f"{face}.{path}")
-    module.__path__ = []  # a package, so that imports from it ask the finder
+    module.__path__ = []  # makes it a package, so that imports from it use the finder
     names = [f"{face}.{path}"] + ([f"{_ALIAS}.{path}"] if face == _TF_KERAS else [])
     for one in names:
         patches.put(sys.modules, one, module)
@@ -135,9 +135,9 @@ def _found(face: str, path: str, name: str) -> tuple[str, Any] | None:
 
 
 class _GoneFinder(MetaPathFinder):
-    """Finder that adds advice to `from keras.utils import name` for removed names.
+    """Finder that makes `from keras.utils import name` raise advice for removed names.
 
-    Python looks for a module with that name; its own error would give no advice.
+    Python looks for a module `keras.utils.name`, and its own error gives no advice.
     """
 
     def find_spec(
@@ -146,10 +146,10 @@ class _GoneFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Returns None.
+        """Returns None, unless it raises.
 
         Raises:
-            ImportError: the name existed in Keras 2.
+            ImportError: the name existed in Keras 2 and was removed.
         """
         for prefix in (_TF_KERAS, _ALIAS, "keras"):
             if fullname.startswith(f"{prefix}."):

@@ -1,4 +1,4 @@
-"""Optimizer steps: `minimize`, and the methods of Keras 2 optimizer classes."""
+"""Keras 2 methods of optimizers: `minimize`, and the methods of custom classes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def install(patches: Patches) -> None:
 
 
 def check_class(cls: type) -> None:
-    """Raises NotImplementedError for a class written for Keras 2's base class."""
+    """Raises NotImplementedError for a custom class that is written for Keras 2."""
     for one in cls.__mro__:
         if one.__module__.split(".")[0] in ("keras", "tfdist", "builtins"):
             continue
@@ -81,7 +81,7 @@ def _minimize(
     name: str | None = None,
     tape: Any = None,
 ) -> Any:
-    """Computes and applies gradients; reduces them if the optimizer is distributed."""
+    """Computes and applies gradients; a distributed optimizer reduces them."""
     tell(
         "optimizer.minimize(loss, variables)",
         "optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))",
@@ -94,7 +94,7 @@ def _minimize(
 def _compute_gradients(
     self: Any, loss: Any, var_list: Any, tape: Any = None
 ) -> list[Any]:
-    """Returns (gradient, variable) pairs, not reduced."""
+    """Returns (gradient, variable) pairs; the gradients are not reduced."""
     tell("optimizer.compute_gradients(loss, variables)", "tape.gradient(...)")
     return _gradients(loss, var_list, tape, None, lambda value: value)
 
@@ -108,7 +108,7 @@ def _gradients(
 ) -> list[Any]:
     if not callable(loss) and tape is None:
         raise ValueError("tape is required when a tensor is passed as loss.")
-    # The tape must record the computation of the scale.
+    # The tape must record the scaling of the loss.
     with tf.GradientTape() if tape is None else tape as seen:
         if callable(loss):
             loss = loss()
@@ -119,7 +119,7 @@ def _gradients(
 
 
 def takes_var_list(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `build`, whose parameter has a different name in Keras 2."""
+    """Wraps `build`, whose parameter `variables` is called `var_list` in Keras 2."""
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers: constructor arguments, `lr`, `variables()`, module names."""
+"""Keras 2 optimizers: constructor arguments, `lr`, `variables()`, module names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 from tfdist.training.optimizer_mixins import Reducing
 
-# Arguments of Keras 2 that do not affect the numbers.
+# Arguments of Keras 2 that do not affect the results.
 _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer")
 
 
@@ -45,7 +45,7 @@ def install(patches: Patches) -> None:
 
 
 def _classes(base: type) -> Iterator[type]:
-    """Yields the base classes of Keras's optimizers, and all current subclasses."""
+    """Yields `base`, its base classes and its subclasses, if from Keras or tfdist."""
     seen: set[type] = set()
     waiting = [c for c in base.__mro__ if c.__module__.startswith("keras.src.")]
     while waiting:
@@ -84,9 +84,10 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_rate(constructor: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Replaces the rate by `lr`: as in Keras 2, it overrides `learning_rate`.
+    """Replaces the learning rate with `lr`, which takes precedence as in Keras 2.
 
-    User-defined classes rely on it: they pass on a default rate and `**kwargs`.
+    User-defined classes rely on this: they pass a default rate together with the
+    user's `**kwargs`, which may contain `lr`.
     """
     rate = kwargs.pop("lr")
     parameters = list(inspect.signature(constructor).parameters)
@@ -96,7 +97,7 @@ def _with_rate(constructor: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _with_float_rate(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Converts the rate to float; Keras 3 accepts no integers or NumPy scalars."""
+    """Converts the rate to float, as Keras 3 rejects integers and NumPy scalars."""
 
     def as_float(value: Any) -> Any:
         is_array = hasattr(value, "dtype") and hasattr(value, "shape")
@@ -139,7 +140,7 @@ def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_aggregates(optimizer: Any, old: str, value: Any) -> None:
-    """Raises if the gradients may be reduced already, and would be reduced again."""
+    """Raises if the argument shows that the gradients would be reduced twice."""
     reduces = hasattr(optimizer, "tfdist_options")
     if reduces and bool(value) == old.startswith("skip"):
         raise refuse(
@@ -182,8 +183,8 @@ def _set_weights(self: Any, weights: Any) -> None:
     expected = [tuple(v.shape) for v in variables]
     if shapes != expected:
         raise ValueError(
-            f"Expected {len(expected)} values for the variables of {self.name!r}, of "
-            f"the shapes {expected}, got {len(shapes)} of {shapes}. Build the "
+            f"Expected {len(expected)} values for the variables of {self.name!r}, with "
+            f"the shapes {expected}, got {len(shapes)} with {shapes}. Build the "
             "optimizer first, with optimizer.build(model.trainable_variables)."
         )
     for variable, value in zip(variables, given, strict=True):
@@ -191,7 +192,7 @@ def _set_weights(self: Any, weights: Any) -> None:
 
 
 def _install_names(patches: Patches) -> None:
-    """Makes `legacy` and `experimental` return the current optimizers."""
+    """Adds modules `legacy` and `experimental`, which return the current optimizers."""
     from keras import optimizers
 
     for module in _faces_of(optimizers):

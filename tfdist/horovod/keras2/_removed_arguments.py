@@ -1,4 +1,4 @@
-"""Arguments of Keras 2.15 that Keras 3 lacks, and which values are still accepted.
+"""Arguments of Keras 2.15 that Keras 3 lacks, and the values that are accepted.
 
 Contains only tables and pure functions; `_arguments` and `_models` apply them.
 """
@@ -17,7 +17,7 @@ class Dropped:
     """An argument that is not passed on.
 
     Attributes:
-        new: what to write instead; "{label}" is replaced by what is called.
+        new: code to write instead; "{label}" stands for the name of the called object.
         harmless: the values that do not affect the result; all other values are
             refused. None: every value is harmless.
     """
@@ -28,7 +28,7 @@ class Dropped:
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """An argument with another name.
+    """An argument that has a different name in Keras 3.
 
     Attributes:
         new: the name in Keras 3.
@@ -147,7 +147,7 @@ def translated(
     Args:
         label: name of the called object, for messages.
         table: the arguments that Keras 3 lacks.
-        given: name → value.
+        given: the arguments of the call: name → value.
 
     Raises:
         NotImplementedError: a value is not supported in Keras 3.

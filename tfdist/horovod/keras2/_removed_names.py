@@ -7,7 +7,8 @@ functions; `_names` applies them. A name that exists in only one of `keras` and
 
 from __future__ import annotations
 
-# Old module → the module with its names now. The second half is older than 2.15.
+# Old module → the module that has its names now. The second half is of versions
+# before 2.15.
 MODULES = {
     "callbacks.experimental": "callbacks",
     "layers.experimental": "layers",
@@ -126,7 +127,7 @@ def advice_for(path: str) -> str:
     """Returns the advice for a removed name; "" for other names.
 
     Args:
-        path: path in `keras`; names inside a removed module are removed too.
+        path: path in `keras`; a name inside a removed module counts as removed.
 
     Example:
         >>> advice_for("callbacks.BaseLogger")

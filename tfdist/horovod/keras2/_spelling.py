@@ -16,7 +16,7 @@ class Keras2SpellingWarning(UserWarning):
 
 
 class Patches:
-    """Attributes that were replaced, with their original values.
+    """Replaces attributes, and keeps the original values so that they can be restored.
 
     Example:
         >>> class Thing:
@@ -39,15 +39,15 @@ class Patches:
         _set(owner, name, value)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replaces an attribute of a class or module by the result of `make`."""
+        """Replaces an attribute of a class or module with `make(attribute)`."""
         self.put(owner, name, make(vars(owner)[name]))
 
     def on_take_back(self, act: Callable[[], Any]) -> None:
-        """Makes `take_back` call `act` too."""
+        """Registers a function that `take_back` calls as well."""
         self._undo.append(act)
 
     def take_back(self) -> None:
-        """Restores all original values."""
+        """Restores all original values, in reverse order."""
         while self._undo:
             self._undo.pop()()
 
@@ -66,8 +66,8 @@ def tell(old: str, new: str) -> None:
     """Warns once per process that something has a new spelling.
 
     Args:
-        old: what the program uses.
-        new: what to write instead.
+        old: the spelling that the program uses.
+        new: the spelling to write instead.
     """
     text = f"{old} is a spelling of Keras 2. Write {new}."
     if should_warn(text):
@@ -75,5 +75,5 @@ def tell(old: str, new: str) -> None:
 
 
 def refuse(old: str, new: str) -> NotImplementedError:
-    """Returns the error for something that Keras 3 cannot do."""
+    """Returns the error for a Keras 2 spelling that Keras 3 cannot support."""
     return NotImplementedError(f"{old} does not exist in Keras 3. {new}")

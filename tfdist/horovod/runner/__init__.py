@@ -67,26 +67,26 @@ def run(
     host_discovery_script: str | None = None,
     np: int | None = None,
 ) -> list[Any]:
-    """Starts ranks on this host, calls a function on each, and waits for them to end.
+    """Starts ranks on this host, calls a function on each, and returns the results.
 
     The function, its arguments and its results are pickled and passed through files
-    that only this user can read. This requires `TFDIST_OBJECTS=pickle`. A function of
-    the program itself, or of a notebook, also requires the package cloudpickle. The
-    output of the ranks is printed as with tfdistrun.
+    that only this user can read. This requires `TFDIST_OBJECTS=pickle`. A function
+    defined in the program itself or in a notebook also requires the package
+    cloudpickle. The output of the ranks is printed as with tfdistrun.
 
     Args:
         func: the function; it calls `hvd.init()`.
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: number of ranks; default 1.
-        min_num_proc: as `--min-num-proc` of horovodrun; must equal `num_proc`.
+        min_num_proc: as `--min-num-proc` of horovodrun.
         max_num_proc: as `--max-num-proc`; must equal `num_proc`.
         slots: as `--slots-per-host`.
         reset_limit: as `--reset-limit`.
         cooldown_range: as `--blacklist-cooldown-range`.
-        hosts: only this host, such as "localhost:4".
-        hostfile: a file that lists only this host.
-        start_timeout: seconds until all ranks must have started.
+        hosts: this host only, such as "localhost:4".
+        hostfile: path of a hostfile that lists this host only.
+        start_timeout: seconds within which all ranks must have started.
         ssh_port: as `--ssh-port`.
         ssh_identity_file: as `--ssh-identity-file`.
         disable_cache: as `--disable-cache`.
@@ -106,8 +106,7 @@ def run(
     Raises:
         RuntimeError: `TFDIST_OBJECTS=pickle` is not set, or a rank failed; see the
             report above the error.
-        NotImplementedError: hosts other than this host, or a discovery script, are
-            given.
+        NotImplementedError: another host, or a discovery script, is given.
         TypeError: the function or its arguments cannot be pickled.
         ValueError: the hosts are malformed.
 
@@ -126,7 +125,7 @@ def run(
     if host_discovery_script is not None:
         raise NotImplementedError(
             "horovod.run returns one result for each rank, but with a "
-            "host_discovery_script the number of ranks changes. Leave it out, or "
+            "host_discovery_script the number of ranks changes. Omit it, or "
             "move the function's body into a script, and start it with `tfdistrun "
             "--horovod -np N --min-np M --host-discovery-script FILE script.py`."
         )

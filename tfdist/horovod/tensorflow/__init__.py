@@ -3,10 +3,10 @@
 With `tfdistrun --horovod`, a script's `import horovod.tensorflow as hvd` imports this
 module. To do so without the flag, write `import tfdist.horovod.tensorflow as hvd`.
 
-This module also fixes behaviour that is missing or wrong in Horovod under Keras 3:
-tapes and `broadcast_variables` accept Keras variables, sparse gradients contain every
-index once, and an average divides by the number of ranks that call it. Nothing is
-pickled, unless all ranks set `TFDIST_OBJECTS=pickle`.
+This module also fixes behavior that is missing or wrong in Horovod under Keras 3: tapes
+and `broadcast_variables` accept Keras variables, sparse gradients contain every index
+once, and an average is divided by the number of ranks that call the operation. Nothing
+is pickled unless all ranks set `TFDIST_OBJECTS=pickle`.
 
 Example:
     >>> import tfdist.horovod.tensorflow as hvd

@@ -1,4 +1,4 @@
-"""Converts the arguments of Horovod's functions to arguments of tfdist."""
+"""Converts the arguments of Horovod's functions to those of tfdist's functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def reduce_op(op: Any) -> tfdist.ReduceOp:
 
 
 def scoped(name: str | None, ignore_name_scope: bool) -> str | None:
-    """Returns the name that pairs the ranks' calls; includes the name scope.
+    """Returns the operation name, with the current name scope as prefix.
 
     Args:
         name: the user's name. None stays None: default names do not include a scope.
-        ignore_name_scope: whether to leave out the scope.
+        ignore_name_scope: whether to omit the scope.
     """
     scope = "" if name is None or ignore_name_scope else tf.get_current_name_scope()
     return f"{scope}/{name}" if scope else name
@@ -50,9 +50,10 @@ class Scaled:
 
 
 def scaled(value: Any, op: tfdist.ReduceOp, before: float, after: float) -> Scaled:
-    """Applies the factors to integers, in float64, and truncates the result.
+    """Prepares a tensor and its scale factors for a reduction.
 
-    The reduction itself applies the factors to other types.
+    Floating-point tensors are scaled by the reduction itself. Integers are scaled
+    outside it, in float64, and the result is truncated toward zero.
 
     Args:
         value: tensor, NumPy array or variable.
@@ -78,10 +79,11 @@ def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 
 
 def scale_gradient(value: Any, factor: float) -> tf.Tensor:
-    """Returns the same tensor, with its gradient multiplied by `factor`.
+    """Returns `value` as a tensor whose gradient is multiplied by `factor`.
 
     Args:
-        value: tensor, NumPy array or variable; integers are returned unchanged.
+        value: tensor, NumPy array or variable; integers have no gradient and are only
+            converted.
         factor: factor for the gradient.
     """
     tensor = tf.convert_to_tensor(value)
@@ -96,7 +98,7 @@ def scale_gradient(value: Any, factor: float) -> tf.Tensor:
 
 
 def invalid(message: str) -> tf.errors.InvalidArgumentError:
-    """Returns Horovod's error for an invalid argument."""
+    """Returns the error that Horovod raises for an invalid argument."""
     error = tf.errors.InvalidArgumentError(None, None, message)
     error.ag_pass_through = True  # AutoGraph raises it unchanged
     return error

@@ -14,14 +14,15 @@ def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
 
     Args:
         groups: None, a number > 0, or a list of lists of variables.
-        num_groups: deprecated; a number that replaces `groups`; 0: not given.
+        num_groups: deprecated; number of groups, used if `groups` is None; 0: not
+            given.
 
     Returns:
-        The groups; None: groups of a number of bytes.
+        The groups. None if none are defined: gradients are then grouped by size.
 
     Raises:
-        ValueError: `groups` has a different form.
-        TypeError: an entry of the lists is not a variable.
+        ValueError: `groups` is neither a number > 0 nor a list of lists.
+        TypeError: an entry of a list is not a variable or layer.
     """
     if num_groups != 0:
         warnings.warn(

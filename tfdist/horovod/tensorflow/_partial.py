@@ -14,11 +14,12 @@ def has_parameters_of(whole: Callable[..., Any], **more: Any) -> Callable[..., A
     """Gives a function the parameters of another function, and additional ones.
 
     Args:
-        whole: function whose parameters are used, in its order.
-        **more: names and defaults of parameters that are inserted before the last one.
+        whole: function whose parameters are used, in the same order.
+        **more: names and defaults of additional parameters, which are inserted before
+            the last parameter.
 
     Returns:
-        A decorator for a function that accepts all these parameters by name.
+        A decorator for a function that accepts all these parameters as keywords.
 
     Example:
         >>> def make(a, b=1):
@@ -50,10 +51,10 @@ def has_parameters_of(whole: Callable[..., Any], **more: Any) -> Callable[..., A
 
 
 def layers_of(given: Any) -> list[keras.layers.Layer]:
-    """Returns a layer or several layers as a list; an empty list for None.
+    """Returns one or several layers as a list; None as an empty list.
 
     Raises:
-        ValueError: an entry is not a layer.
+        ValueError: an entry is not a Keras layer.
     """
     if given is None:
         return []

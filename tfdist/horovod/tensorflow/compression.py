@@ -1,8 +1,8 @@
 """Compression.none and Compression.fp16.
 
-`Compression.fp16` sends floating-point tensors as float16; tfdist adds them in float32
-and rounds the result once. A custom class with `compress` and `decompress` can be used
-instead of these.
+`Compression.fp16` sends float32 and float64 tensors as float16; tfdist sums them in
+float32 and rounds the result once. A custom class with the methods `compress` and
+`decompress` can be used instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the reduced tensor in its original form; `ctx` is from `compress`."""
+        """Reverses `compress`, which returned `ctx`, on the reduced tensor."""
         raise NotImplementedError("A Compressor must define decompress(tensor, ctx).")
 
 
@@ -54,7 +54,7 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """Returns a floating-point tensor as float16, and its original dtype."""
+        """Returns float32 and float64 as float16, others as is; and the old dtype."""
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype in (tf.float32, tf.float64):
             return tf.cast(tensor, tf.float16), tensor.dtype
@@ -74,7 +74,7 @@ class Compression:
 
 
 def check_methods(compression: Any) -> None:
-    """Raises TypeError unless a compression has both methods."""
+    """Raises TypeError unless `compression` has both `compress` and `decompress`."""
     for method in ("compress", "decompress"):
         if not callable(getattr(compression, method, None)):
             raise TypeError(
@@ -89,9 +89,9 @@ def wire_name(compression: Any) -> str | None:
     A tfdist name is returned unchanged.
 
     Raises:
-        TypeError: the argument is not a compression.
+        TypeError: the argument is neither a name nor has the methods of a compression.
         ValueError: tfdist has no compression with this name.
-        LookupError: the compression is a class with its own methods.
+        LookupError: the compression is a custom class, which tfdist has no name for.
     """
     if compression is None or isinstance(compression, str):
         check_compression(compression)

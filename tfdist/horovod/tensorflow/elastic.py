@@ -16,7 +16,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 class _VariablesState(ObjectState):
-    """State of variables, and plain values as attributes."""
+    """Elastic state of variables, and of plain values as attributes."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._values: list[tuple[Any, tf.Tensor]] = []  # variable, saved value
@@ -39,7 +39,7 @@ class _VariablesState(ObjectState):
 
     def sync(self) -> None:
         """Broadcasts the newest variables and attributes to all ranks; saves them."""
-        # If a rank is lost meanwhile, all of the state is the earlier one.
+        # The saved state is replaced last, so it stays complete if a rank is lost here.
         values = self._newest_values()
         broadcast_variables(self._tracked(), root_rank=self._newest_rank)
         self._copy()
@@ -57,11 +57,12 @@ class TensorFlowState(_VariablesState):
 
     Args:
         variables: Keras or TensorFlow variables.
-        session: must be None: sessions belong to TensorFlow 1.
+        session: must be None: sessions of TensorFlow 1 are not supported.
         **kwargs: name and initial value of each attribute.
 
     Raises:
-        ValueError: no variables are given, or a session is given.
+        ValueError: no variables are given, a session is given, or the call is in a
+            graph.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -79,7 +80,7 @@ class TensorFlowState(_VariablesState):
         if session is not None or not tf.executing_eagerly():
             raise ValueError(
                 "TensorFlowState supports only eager mode in this release: expected "
-                "session=None outside of a tf.Graph. In a graph, run "
+                "session=None outside a tf.Graph. In a graph, run "
                 "hvd.broadcast_global_variables(0)."
             )
         if not variables:
@@ -98,9 +99,9 @@ class TensorFlowKerasState(_VariablesState):
     """State of a Keras model, its optimizer, and plain values as attributes.
 
     Args:
-        model: a model that is built.
-        optimizer: the optimizer; default: the model's. It is built if necessary.
-        backend: must be None: it was for the sessions of TensorFlow 1.
+        model: a built model.
+        optimizer: the optimizer, which is built if necessary; default: the model's.
+        backend: must be None: it was used for sessions of TensorFlow 1.
         **kwargs: name and initial value of each attribute.
 
     Raises:
@@ -122,7 +123,7 @@ class TensorFlowKerasState(_VariablesState):
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is not None and not self.optimizer.built:
-            # Slots created later could not be restored to their values at this point.
+            # Slots that are created later could not be restored to their initial state.
             self.optimizer.build(model.trainable_variables)
         super().__init__(**kwargs)
 

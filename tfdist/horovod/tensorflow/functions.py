@@ -16,8 +16,7 @@ from tfdist.horovod.common.process_sets import (
 )
 from tfdist.horovod.tensorflow.mpi_ops import broadcast_
 
-# Maximum size of an encoded object. Horovod's own limit is 2 GiB; send larger data as
-# arrays.
+# Maximum size of an encoded object (2 GiB in Horovod). Send larger data as tensors.
 MAX_BYTES = 256 << 20
 
 
@@ -29,14 +28,14 @@ def broadcast_variables(
 ) -> Any:
     """Sets variables to their values on rank `root_rank`.
 
-    In eager mode the ranks first compare their lists. If paths, shapes or dtypes
+    In eager mode the ranks first compare their variables. If paths, shapes or dtypes
     differ, an error is raised before any variable is changed.
 
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.
         root_rank: rank (of the job) whose values are sent.
         process_set: the ranks that take part; only these ranks call the function.
-        inplace: whether the variables are received one by one instead of together, so
+        inplace: whether to broadcast the variables one by one instead of together, so
             that extra memory is needed only for the largest variable.
 
     Returns:
@@ -67,7 +66,7 @@ def broadcast_variables(
 
 
 def _in_plain_graph() -> bool:
-    """Returns whether the code is in a graph for a session, not in a function."""
+    """Returns whether operations are added to a `tf.Graph` outside any tf.function."""
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
@@ -87,8 +86,9 @@ def broadcast_object(
     Args:
         obj: plain data, or an object that can be pickled; used only on the root.
         root_rank: rank (of the job) whose object is sent.
-        session: not needed, not even in a `tf.Graph`, since objects are not in a graph.
-        name: pairs the ranks' calls; default: their order.
+        session: ignored: the call runs eagerly, even in a `tf.Graph`.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: calls are matched by their order.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
@@ -96,7 +96,7 @@ def broadcast_object(
 
     Raises:
         TypeError: on the root: the object is not plain data and `TFDIST_OBJECTS` is not
-            set, or it cannot be pickled.
+            set, or the object cannot be pickled.
         ValueError: on the root: the object is too large. On any rank: `root_rank` is
             not a rank of the process set, `hvd.init()` was not called, or a pickled
             object cannot be loaded.
@@ -131,8 +131,8 @@ def broadcast_object_fn(
 
     Args:
         root_rank: rank (of the job) whose object is sent.
-        session: not needed, as in `broadcast_object`.
-        name: pairs the ranks' calls.
+        session: ignored, as in `broadcast_object`.
+        name: operation name, as in `broadcast_object`.
         process_set: the ranks that take part.
 
     Example:
@@ -158,16 +158,16 @@ def allgather_object(
 
     Args:
         obj: plain data, or an object that can be pickled, as in `broadcast_object`.
-        session: not needed, as in `broadcast_object`.
-        name: pairs the ranks' calls; default: their order.
+        session: ignored, as in `broadcast_object`.
+        name: operation name, as in `broadcast_object`.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The objects in rank order; None for a rank that has joined.
+        The objects in rank order; None for a rank that has called `hvd.join()`.
 
     Raises:
         TypeError: this rank's object is not plain data and `TFDIST_OBJECTS` is not set,
-            or it cannot be pickled.
+            or the object cannot be pickled.
         ValueError: the object is too large, `hvd.init()` was not called, or a pickled
             object cannot be loaded.
         tf.errors.AbortedError: a rank could not send its object, or could not load an

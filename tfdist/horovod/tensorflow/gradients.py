@@ -1,4 +1,4 @@
-"""Reduces gradients with tfdist, by the options of Horovod's tapes and optimizers."""
+"""Reduces gradients with tfdist, with the options of Horovod's tapes and optimizers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ class GradientOptions:
             tfdist name: None, "fp16" or "bf16".
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average`, `Sum` or `Adasum`.
-        gradient_predivide_factor: gradients are divided by it before the reduction and
-            multiplied by it afterwards.
-        groups: gradients to reduce together; None: groups of a number of bytes.
-        process_set: the ranks over which gradients are reduced. Other ranks use their
-            own gradients.
-        scale_local_gradients: whether gradients of local variables are divided by the
-            number of ranks, like averaged gradients.
+        gradient_predivide_factor: factor by which gradients are divided before the
+            reduction and multiplied afterwards.
+        groups: buckets chosen by the user, each reduced in one operation; None:
+            gradients are grouped by size.
+        process_set: the ranks over which gradients are reduced. All other ranks use
+            their own gradients.
+        scale_local_gradients: whether, with `Average`, gradients of local variables are
+            divided by the number of ranks.
 
     Raises:
         ValueError: an option is out of range, options contradict each other, or the
-            process set does not exist yet or was removed.
+            process set is not bound or was removed.
         TypeError: `compression` or `process_set` has an unsupported type.
     """
 
@@ -63,7 +64,7 @@ class GradientOptions:
         if self.gradient_predivide_factor != 1 and op is not ReduceOp.AVERAGE:
             raise ValueError(
                 "gradient_predivide_factor not supported with op != Average: expected "
-                f"op=hvd.Average with it, got {self.op!r}. Leave one of them out."
+                f"op=hvd.Average with it, got {self.op!r}. Omit one of them."
             )
         self.has_own_methods()
         own(self.process_set)
@@ -77,7 +78,7 @@ class GradientOptions:
         return False
 
     def of_tfdist(self, local: Sequence[Any] = ()) -> ReduceOptions:
-        """Returns tfdist's options; a custom compression is left out.
+        """Returns the equivalent options of tfdist, without a custom compression.
 
         Args:
             local: variables and layers whose gradients are not reduced.
@@ -101,14 +102,14 @@ class GradientOptions:
         *,
         generic_names: bool = False,
     ) -> list[Any]:
-        """Returns the gradients of all ranks.
+        """Reduces gradients over all ranks.
 
         Args:
             grads: a tensor, `tf.IndexedSlices` or None for each source.
-            sources: variables or tensors.
+            sources: the variables or tensors for which the gradients were computed.
             local: variables and layers whose gradients are not reduced.
             generic_names: whether the variables may have different names on the ranks;
-                variables are then matched by their position in the list.
+                variables are then matched by their index in the list.
 
         Returns:
             The reduced gradients. A gradient that is None on this rank is treated as
@@ -140,7 +141,7 @@ class GradientOptions:
         return found
 
     def _is_dense(self) -> bool:
-        """Returns whether tables are reduced as dense tensors, as always by Adasum."""
+        """Returns whether gradients are reduced as dense tensors (always: Adasum)."""
         return bool(self.sparse_as_dense) or reduce_op(self.op) is ReduceOp.ADASUM
 
     def _dense_if_wanted(self, grad: Any) -> Any:
@@ -151,7 +152,7 @@ class GradientOptions:
     def _by_own_methods(
         self, grads: list[Any], variables: list[_Named], options: ReduceOptions
     ) -> list[Any]:
-        """Reduces with a custom compression, whose methods are called around the op."""
+        """Reduces with a custom compression: `compress`, allreduce, `decompress`."""
         full: list[Any] = reduction.fill_missing(grads, variables, options)
         local = options.local_places(variables)
         for i, grad in enumerate(full):
@@ -160,7 +161,7 @@ class GradientOptions:
         return _with_local_factor(full, local, options)
 
     def _by_allreduce(self, grad: Any) -> Any:
-        """Reduces one gradient on its own, e.g. of a tensor instead of a variable."""
+        """Reduces one gradient in a separate operation, e.g. for a source tensor."""
         factor = float(self.gradient_predivide_factor)
         return allreduce(
             grad,
@@ -173,16 +174,17 @@ class GradientOptions:
 
 
 def is_outside(options: ReduceOptions) -> bool:
-    """Returns whether this rank is outside of the process set."""
+    """Returns whether this rank is not a member of the process set."""
     return options.process_set is not None and not options.process_set.included()
 
 
 def gradients_of_this_rank(
     grads: Sequence[Any], variables: Sequence[Any], options: ReduceOptions
 ) -> list[Any]:
-    """Returns the gradients for a rank outside of the process set, as in Horovod.
+    """Returns the gradients for a rank outside the process set, as in Horovod.
 
-    Gradients of local variables are divided; all others are returned unchanged.
+    Gradients of local variables are multiplied by `options.local_factor()`; all others
+    are returned unchanged.
     """
     return _with_local_factor(grads, options.local_places(variables), options)
 
@@ -198,12 +200,12 @@ def _with_local_factor(
 
 
 class _Named:
-    """A variable's description, which the ranks compare.
+    """A variable as the ranks compare it: name, shape and dtype.
 
     Args:
         variable: a Keras or TensorFlow variable.
-        place: its position in the list of sources.
-        generic: whether to identify it by its position instead of its name.
+        place: index of the variable in the list of sources.
+        generic: whether to name the variable by this index instead of its own name.
     """
 
     def __init__(self, variable: Any, place: int, generic: bool) -> None:

@@ -1,4 +1,4 @@
-"""Functions and hooks that only apply to a `tf.Graph` and its session."""
+"""Functions and hooks for a `tf.Graph` and its session."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tfdist.horovod.tensorflow.functions import broadcast_variables
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Returns an operation that sets a graph's global variables to those of one rank.
+    """Returns an operation that broadcasts the graph's global variables from one rank.
 
     Args:
         root_rank: rank whose values are sent.
 
     Returns:
-        The operation; run it once after the variables were initialised.
+        The operation; run it once after initializing the variables.
 
     Raises:
         RuntimeError: called in eager mode, which has no global variables.
@@ -45,8 +45,8 @@ class BroadcastGlobalVariablesHook:
     """A session hook of TensorFlow 1, which tfdist does not support.
 
     Args:
-        root_rank: rank whose values would be sent.
-        device: device of the operation.
+        root_rank: used in the message only.
+        device: used in the message only.
 
     Raises:
         NotImplementedError: always; the message names alternatives.
@@ -58,7 +58,7 @@ class BroadcastGlobalVariablesHook:
             "session hook of TensorFlow 1 (tf.estimator, MonitoredTrainingSession), "
             "which tfdist does not support. In a tf.compat.v1.Session, run "
             f"session.run(hvd.broadcast_global_variables({root_rank!r})) once after "
-            "the variables were initialised. In model.fit, use "
+            "the variables were initialized. In model.fit, use "
             f"callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r})]"
             " of horovod.keras."
         )

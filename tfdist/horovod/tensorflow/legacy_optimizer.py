@@ -1,4 +1,4 @@
-"""Wrapper for TensorFlow 1 optimizers that reduces their gradients over all ranks."""
+"""Wrapper that makes TensorFlow 1 optimizers reduce gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class LegacyDistributedOptimizer(_Optimizer):
         options: options of the reduction.
         name: default: "Distributed" followed by the class name of `optimizer`.
         use_locking: as in other TensorFlow 1 optimizers.
-        passes: number of gradients to add up before they are reduced and applied;
-            values above 1 work only in graphs.
-        average_passes: whether their sum is divided by `passes`.
+        passes: number of backward passes whose gradients are added up before they are
+            reduced and applied; values above 1 work only in graphs.
+        average_passes: whether the sum of the gradients is divided by `passes`.
 
     Raises:
-        ValueError: `passes` is below 1, or above 1 in eager mode.
+        ValueError: `passes` is not an integer or is below 1, or above 1 in eager mode.
     """
 
     def __init__(
@@ -58,14 +58,18 @@ class LegacyDistributedOptimizer(_Optimizer):
         self._ends_step: Any = None  # whether this pass is the last of a step
 
     def register_local_var(self, var: Any) -> None:
-        """Makes a variable local; call it on all ranks with the same variables."""
+        """Excludes a variable's gradient from the reduction.
+
+        All ranks must call this method with the same variables.
+        """
         LocalVariables([var])  # raises TypeError if `var` is not a variable
         self._local.append(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Computes gradients with the wrapped optimizer, reduced over all ranks.
+        """Computes gradients with the wrapped optimizer and reduces them.
 
-        With several passes, the gradients are 0 in all passes but the last.
+        With `passes` above 1, the returned gradients are 0 in all passes but the last
+        pass of each step.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
@@ -75,7 +79,7 @@ class LegacyDistributedOptimizer(_Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Applies gradients; with several passes, only in the last pass."""
+        """Applies gradients; with `passes` above 1, only in a step's last pass."""
         pairs = list(grads_and_vars)
         if self._ends_step is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
@@ -89,15 +93,15 @@ class LegacyDistributedOptimizer(_Optimizer):
         return tf.group(tf.cond(self._ends_step, apply, lambda: tf.constant(False)))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method of the wrapped optimizer."""
+        """Calls the same method of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method of the wrapped optimizer."""
+        """Calls the same method of the wrapped optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method of the wrapped optimizer."""
+        """Calls the same method of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)
 
     def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -106,7 +110,7 @@ class LegacyDistributedOptimizer(_Optimizer):
     def _reduce_the_last(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Adds gradients to sums; the last pass reduces the sums and clears them."""
+        """Adds gradients to sums; a step's last pass reduces and clears the sums."""
         places = [i for i, g in enumerate(grads) if g is not None]
         with tf.compat.v1.variable_scope(None, default_name=f"{self.get_name()}_sums"):
             sums = [_zeros_like(variables[i], f"sum{i}") for i in places]

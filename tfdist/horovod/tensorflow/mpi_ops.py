@@ -1,6 +1,6 @@
-"""Operations that exchange tensors, and Horovod's other basic functions.
+"""Collective operations on tensors, and Horovod's basic functions.
 
-All operations work eagerly, in a `tf.function`, and in a `tf.Graph` for a
+All operations except `join` work eagerly, in a `tf.function`, and in a `tf.Graph` for a
 `tf.compat.v1.Session`.
 """
 
@@ -60,17 +60,19 @@ def allgather(
     Args:
         tensor: tensor, NumPy array or variable of shape `[n, ...]`; `n` may differ
             between the ranks and may be 0.
-        name: pairs the ranks' calls; default: the place in the traced function.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        Tensor of shape `[sum of n, ...]`. As in Horovod, its gradient is the mean over
-        the ranks of the gradients of this rank's rows; `tfdist.allgather` uses the sum.
+        Tensor of shape `[sum of n, ...]`. As in Horovod, the gradient of `tensor` is
+        the mean over the ranks of the gradients of this rank's rows;
+        `tfdist.allgather` uses the sum.
 
     Raises:
-        tf.errors.FailedPreconditionError: dtypes or row shapes differ between the
-            ranks; raised on every rank.
+        tf.errors.FailedPreconditionError: dtypes, or dimensions after the first, differ
+            between the ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -90,9 +92,9 @@ def _allgather(
 
 
 def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Tensor:
-    """Returns a tensor whose gathered or broadcast gradient is averaged.
+    """Returns the tensor; its gradient in allgather and broadcast becomes a mean.
 
-    tfdist sums the ranks' gradients; Horovod averages them: `_allgather_grad` and
+    tfdist sums the ranks' gradients. Horovod averages them: `_allgather_grad` and
     `_broadcast_grad` of horovod/tensorflow/mpi_ops.py reduce with `op=Average`.
     """
     return scale_gradient(tensor, 1 / size_of(members))
@@ -109,8 +111,8 @@ def grouped_allgather(
 
     Args:
         tensors: as in `allgather`; the same number on every rank.
-        name: pairs the ranks' calls.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        name: operation name, as in `allgather`.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
@@ -135,13 +137,14 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> tf.Tensor:
-    """Returns the value that `tensor` has on rank `root_rank`, on every rank.
+    """Broadcasts the value of `tensor` on rank `root_rank` to every rank.
 
     Args:
         tensor: tensor, NumPy array or variable, of the same shape on every rank.
         root_rank: rank (of the job) whose value is sent.
-        name: pairs the ranks' calls; default: the place in the traced function.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
@@ -151,7 +154,7 @@ def broadcast(
     Raises:
         tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
             ranks; raised on every rank.
-        tf.errors.InvalidArgumentError: the rank does not exist.
+        tf.errors.InvalidArgumentError: `root_rank` does not exist.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -180,7 +183,8 @@ def broadcast_(
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.
         root_rank: rank (of the job) whose values are sent.
-        name: pairs the ranks' calls; default: the place in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
@@ -225,22 +229,23 @@ def alltoall(
 
     Args:
         tensor: tensor, NumPy array or variable of shape `[rows, ...]`.
-        splits: how many consecutive rows go to each rank: integers >= 0 that sum to
-            `rows`. Default: equal parts.
-        name: pairs the ranks' calls; default: the place in the traced function.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        splits: number of consecutive rows that are sent to each rank: integers >= 0
+            whose sum is `rows`. Default: equal parts.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
         process_set: the ranks that take part; only these ranks call the function.
 
     Returns:
-        The rows received from rank 0, from rank 1 and so on. If `splits` is given, a
-        tuple of these rows and the number of rows received from each rank (int32 of
-        shape `[size]`).
+        The received rows, concatenated in rank order. If `splits` is given, a tuple of
+        these rows and the number of rows received from each rank (int32 of shape
+        `[size]`).
 
     Raises:
-        tf.errors.InvalidArgumentError: `splits` do not fit the tensor, or without
-            `splits` it cannot be cut into equal parts.
-        tf.errors.FailedPreconditionError: dtypes or row shapes differ between the
-            ranks; raised on every rank.
+        tf.errors.InvalidArgumentError: `splits` does not match the tensor; or `splits`
+            is not given and the rows cannot be divided evenly.
+        tf.errors.FailedPreconditionError: dtypes, or dimensions after the first, differ
+            between the ranks; raised on every rank.
 
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
@@ -263,15 +268,15 @@ def alltoall(
 
 
 def join() -> tf.Tensor:
-    """Signals that this rank has no more data; returns when every rank has done so.
+    """Signals that this rank has no more data; returns when every rank has joined.
 
-    Until then, this rank takes part in the other ranks' operations, with zeros, or
-    without rows in allgather, alltoall and reducescatter. An average is over the ranks
-    that call it.
+    Until then, this rank takes part in the operations of the other ranks. It
+    contributes the identity to a reduction (0 to a sum), and no rows to an allgather or
+    alltoall. An average is over the ranks that call the operation.
 
     Returns:
-        int32 scalar, the same on all ranks: a rank that has called every operation
-        itself. The other ranks should receive its state (`hvd.broadcast_variables`).
+        int32 scalar, the same on all ranks: the lowest rank that has called every
+        operation itself. Use it as the root of `hvd.broadcast_variables`.
 
     Raises:
         tf.errors.FailedPreconditionError: a rank that has joined is the root of a

@@ -39,9 +39,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """Returns an optimizer that reduces gradients over all ranks and then applies them.
 
     Args:
-        optimizer: a Keras 3 optimizer (then this function is
-            `horovod.tensorflow.keras.DistributedOptimizer`, with all options), or a
-            `tf.compat.v1.train.Optimizer`.
+        optimizer: a `tf.compat.v1.train.Optimizer` or a Keras 3 optimizer. For a Keras
+            optimizer, this function calls
+            `horovod.tensorflow.keras.DistributedOptimizer`, which describes the
+            options.
         name: name of the optimizer.
         use_locking: for TensorFlow 1 optimizers; must be False for Keras optimizers.
         device_dense: ignored, with a warning.
@@ -49,20 +50,22 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression: `Compression.none` (default), `Compression.fp16` or "bf16"; for a
             TensorFlow 1 optimizer, also a custom class, with which all gradients are
             reduced as dense tensors.
-        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
-        backward_passes_per_step: number of gradients to add up before they are reduced
-            and applied. With TensorFlow 1 optimizers, only in graphs.
+        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors. Keras
+            optimizers reduce those of small tables as dense tensors in any case.
+        backward_passes_per_step: number of backward passes whose gradients are added up
+            before they are reduced and applied. With TensorFlow 1 optimizers, values
+            above 1 work only in graphs.
         op: `Average` (default), `Sum`, or `Adasum` for Keras optimizers.
-        gradient_predivide_factor: gradients are divided by it before the reduction and
-            multiplied by it afterwards; only with `Average`.
+        gradient_predivide_factor: factor by which gradients are divided before the
+            reduction and multiplied afterwards; only with `Average`.
         average_aggregated_gradients: whether the sum of gradients is divided by
             `backward_passes_per_step`.
         num_groups: deprecated; use `groups`.
-        groups: number of operations that reduce the gradients, or lists of variables
-            whose gradients are reduced together.
-        process_set: the ranks over which gradients are reduced. Other ranks use their
-            own gradients.
-        scale_local_gradients: whether gradients of local variables
+        groups: number of operations that reduce the gradients, or a list with a list of
+            variables for each operation.
+        process_set: the ranks over which gradients are reduced. All other ranks use
+            their own gradients.
+        scale_local_gradients: whether, with `Average`, gradients of local variables
             (`register_local_var`) are divided by the number of ranks.
 
     Returns:
@@ -116,7 +119,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if use_locking:
         raise ValueError(
             "use_locking=True is for TensorFlow 1 optimizers; Keras optimizers have no "
-            "such option. Leave it out."
+            "such option. Omit it."
         )
     from tfdist.horovod._keras.optimizer import DistributedOptimizer as of_keras
 

@@ -1,4 +1,4 @@
-"""Operations that return this process's rank and sizes when they run."""
+"""Operations that return this process's ranks and sizes at run time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns the rank at the time the operation runs, int32; `name` names the op."""
+    """Returns the rank when the operation runs, as int32; `name` names the op."""
     return _place(0, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Returns the number of ranks at the time the operation runs, int32.
+    """Returns the number of ranks when the operation runs, as int32.
+
+    The size of a process set is determined when the operation is created.
 
     Args:
-        process_set_id: id of an existing process set; 0: all ranks of the job.
+        process_set_id: ID of an existing process set; 0: all ranks of the job.
         name: name of the operation.
 
     Raises:
@@ -39,26 +41,27 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns the local rank when the operation runs, int32; `name` names the op."""
+    """Returns the local rank when the operation runs, as int32; `name` names the op."""
     return _place(2, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Returns the local size when the operation runs, int32; `name` names the op."""
+    """Returns the local size when the operation runs, as int32; `name` names the op."""
     return _place(3, name)
 
 
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
-    """Returns whether this rank is in a process set at the time the operation runs.
+    """Returns whether this rank is in a process set when the operation runs.
 
     Args:
-        process_set_id: id of the process set; 0: all ranks.
+        process_set_id: ID of the process set; 0: all ranks.
         name: name of the operation.
 
     Returns:
-        int32 scalar: 1 or 0; -1 before `hvd.init()`, -3 if the set does not exist.
+        int32 scalar: 1 for a member, 0 otherwise; -1 before `hvd.init()`; -3 if the set
+        does not exist.
     """
 
     def included() -> Any:
@@ -77,7 +80,7 @@ def _included(process_set_id: int) -> int:
 
 
 def _place(index: int, name: str | None) -> tf.Tensor:
-    """Returns one of this rank's six numbers when the graph runs."""
+    """Returns, at run time, entry `index` of rank, size, local rank, local size, ..."""
     if tf.executing_eagerly():
         basics.size()  # raises ValueError before init
     return tf.gather(ops().tfdist_topology(), index, name=name)

@@ -42,7 +42,7 @@ def allreduce(
     process_set: Any = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduces a tensor over all ranks; every rank receives the same bits.
+    """Reduces a tensor over all ranks; results are bitwise identical on all ranks.
 
     Args:
         tensor: tensor, NumPy array, variable or `tf.IndexedSlices`. The rows of
@@ -51,28 +51,29 @@ def allreduce(
         average: deprecated; True: `op=Average`, False: `op=Sum`.
         device_dense: device for the operation on a dense tensor; default: TensorFlow's
             choice. The reduction itself runs on the CPU.
-        device_sparse: the same for `tf.IndexedSlices`.
+        device_sparse: device for the operations on `tf.IndexedSlices`.
         compression: `Compression.none` (default), `Compression.fp16` or a custom class.
             Not used for `tf.IndexedSlices`.
         op: `Average` (default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         prescale_factor: factor applied before the reduction; integers are multiplied in
-            float64 and truncated towards zero.
+            float64 and truncated toward zero.
         postscale_factor: factor applied after the reduction.
-        name: pairs the ranks' calls; default: the place in the traced function.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         process_set: the ranks that take part; only these ranks call the function.
-        ignore_name_scope: whether surrounding TensorFlow name scopes are left out of
+        ignore_name_scope: whether surrounding TensorFlow name scopes are omitted from
             `name`. Default names do not include them.
 
     Returns:
         Tensor like `tensor`, or `tf.IndexedSlices` with every index once. An average of
-        integer tensors is truncated towards zero. The average of integer
+        integer tensors is truncated toward zero. The average of integer
         `tf.IndexedSlices` is floating-point: float32 for 8 and 16 bits, else float64.
 
     Raises:
         ValueError: both `op` and `average` are given, or `op` is not a reduction.
-        TypeError: `compression` is not a compression.
-        NotImplementedError: `tf.IndexedSlices` with a reduction other than `Sum` and
-            `Average`, or with a factor other than 1.
+        TypeError: `compression` has no methods `compress` and `decompress`.
+        NotImplementedError: `tensor` is a `tf.IndexedSlices`, and the reduction is not
+            `Sum` or `Average`, or a factor is not 1.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
             ranks (raised on every rank), or `hvd.init()` was not called.
 
@@ -161,10 +162,11 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces a list of tensors, in few operations instead of one per tensor.
+    """Reduces a list of tensors in a few operations instead of one per tensor.
 
     Args:
-        tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
+        tensors: list of tensors, each as in `allreduce`; number, shapes and dtypes must
+            be the same on every rank.
         average: as in `allreduce`.
         device_dense: device for the operations on dense tensors.
         device_sparse: device for the operations on `tf.IndexedSlices`.
@@ -173,8 +175,8 @@ def grouped_allreduce(
         prescale_factor: factor applied before the reduction.
         postscale_factor: factor applied after the reduction.
         process_set: the ranks that take part; only these ranks call the function.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
-        name: pairs the ranks' calls.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
+        name: operation name, as in `allreduce`.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
@@ -214,7 +216,7 @@ def _grouped(
     name: str | None,
     members: tfdist.ProcessSet | None,
 ) -> list[tf.Tensor]:
-    """Calls tfdist once for all tensors with the same factors."""
+    """Calls `tfdist.grouped_allreduce` once for each pair of scale factors."""
     ends: list[Any] = [None] * len(ready)
     factors = dict.fromkeys((one.prescale, one.postscale) for one in ready)
     for number, (before, after) in enumerate(factors):
@@ -248,29 +250,29 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks; each rank receives its part of the rows.
+    """Reduces a tensor over all ranks; each rank receives some of the reduced rows.
 
     Args:
-        tensor: tensor, NumPy array or variable of shape `[rows, ...]`, the same on
-            every rank. The first `rows % size` ranks receive one row more.
+        tensor: tensor, NumPy array or variable of shape `[rows, ...]`, with the same
+            shape on every rank. The first `rows % size` ranks receive one row more.
         device_dense: device for the operation.
         compression: as in `allreduce`.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
-        name: pairs the ranks' calls.
+        name: operation name, as in `allreduce`.
         process_set: the ranks that take part; only these ranks call the function.
-        ignore_name_scope: whether surrounding name scopes are left out of `name`.
+        ignore_name_scope: whether surrounding name scopes are omitted from `name`.
         prescale_factor: factor applied before the reduction.
         postscale_factor: factor applied after the reduction.
 
     Returns:
-        The reduced rows of this rank. As in Horovod, the gradient is the concatenation
-        of the gradients of all parts, for `Sum` multiplied by the number of ranks, for
-        `Average` unchanged. The gradient of `tfdist.reduce_scatter` is this gradient
-        divided by the number of ranks.
+        The reduced rows of this rank. As in Horovod, the gradient of `tensor` is the
+        concatenation of the gradients that the ranks have for their rows; with `Sum` it
+        is multiplied by the number of ranks. The gradient of `tfdist.reduce_scatter`
+        is smaller by a factor of the number of ranks.
 
     Raises:
         tf.errors.InvalidArgumentError: the tensor is a scalar.
-        ValueError: `op` is not a reduction.
+        ValueError: `op` is not a reduction, or is `Adasum`.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
             ranks; raised on every rank.
 
@@ -310,21 +312,21 @@ def grouped_reducescatter(
     """Calls `reducescatter` for every tensor of a list.
 
     Args:
-        tensors: as in `reducescatter`; the same number on every rank.
+        tensors: list of tensors, each as in `reducescatter`; the same number on every
+            rank.
         device_dense: as in `reducescatter`.
-        compression: compression of the sent data.
+        compression: as in `reducescatter`.
         op: `Average` (default), `Sum`, `Min`, `Max` or `Product`.
         process_set: the ranks that take part; only these ranks call the function.
         prescale_factor: factor applied before the reduction.
         postscale_factor: factor applied after the reduction.
 
     Returns:
-        This rank's parts, in the order of `tensors`.
+        This rank's reduced rows of each tensor, in the order of `tensors`.
 
     Raises:
         tf.errors.InvalidArgumentError: a tensor is a scalar.
         ValueError: as in `reducescatter`.
-        NotImplementedError: as in `reducescatter`.
         tf.errors.FailedPreconditionError: as in `reducescatter`.
     """
     return [

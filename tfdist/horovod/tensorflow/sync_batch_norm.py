@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalisation over the examples of all ranks."""
+"""SyncBatchNormalization: batch normalization over the examples of all ranks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class SyncBatchNormalization(metaclass=_Kind):
     def __new__(cls, fused: bool = False, **kwargs: Any) -> Any:  # noqa: D102
         if fused in (True, None):
             raise ValueError(
-                f"SyncBatchNormalization does not support fused={fused!r}. Leave fused "
-                "out."
+                f"SyncBatchNormalization does not support fused={fused!r}. Omit fused."
             )
         return layers.SyncBatchNormalization(**kwargs)
 

@@ -22,7 +22,7 @@ from tfdist.horovod.tensorflow.gradients import GradientOptions
 
 
 class _Reducing:
-    """Mixin for a tape class; `gradient` returns the gradient of all ranks."""
+    """Mixin for a tape class whose `gradient` is reduced over all ranks."""
 
     _hvd_options: GradientOptions
     _hvd_local: list[Any]
@@ -30,8 +30,8 @@ class _Reducing:
     def register_local_source(self, source: Any) -> None:
         """Makes a variable, or all variables of a layer, local to each rank.
 
-        A local gradient is not reduced. It is divided by the number of ranks, like an
-        averaged gradient, unless the tape was created with
+        The gradient of a local source is not reduced. With `Average`, it is divided by
+        the number of ranks, unless the tape was created with
         `scale_local_gradients=False`. Every rank must register the same sources.
         """
         LocalVariables([source])  # raises TypeError for other types
@@ -47,15 +47,16 @@ class _Reducing:
         *,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns the gradient of `target` over all ranks; every rank calls it.
+        """Returns the gradient of `target`, reduced over all ranks; all ranks call it.
 
         Args:
             target: the tensor or structure of tensors to differentiate.
             sources: Keras or TensorFlow variables, tensors, or a structure of these.
             output_gradients: a gradient for each target; default: ones.
             use_generic_names: whether the variables may have different names on the
-                ranks; variables are then matched by their position in the list.
-            unconnected_gradients: result for a source that affects no rank's target.
+                ranks; variables are then matched by their index in the list.
+            unconnected_gradients: result for a source on which the target depends on no
+                rank.
 
         Returns:
             The gradients in the structure of `sources`. The gradient of an embedding
@@ -99,8 +100,8 @@ class _Reducing:
             use_generic_names: as in `gradient`.
 
         Returns:
-            Two lists of (source, gradient) pairs: of the local sources
-            (`register_local_source`), and of the other sources.
+            Two lists of (source, gradient) pairs: the first for the local sources
+            (`register_local_source`), the second for all other sources.
         """
         listed = list(sources)
         found = self.gradient(target, listed, output_gradients, use_generic_names)
@@ -115,7 +116,7 @@ class _Reducing:
         """Raises an error: Jacobians are not reduced."""
         raise NotImplementedError(
             "A DistributedGradientTape reduces gradients, not Jacobians. Call "
-            "jacobian() of the wrapped tape, and hvd.allreduce for the values that you "
+            "jacobian() on the original tape, and hvd.allreduce on the values that you "
             "need."
         )
 
@@ -140,28 +141,28 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """Returns a tape whose `gradient` is reduced over all ranks.
 
     Args:
-        gradtape: a tape, before or after it records the loss. The result shares its
-            recording; to compute gradients twice, the tape must be persistent.
+        gradtape: a tape, before or after it has recorded the loss. The returned tape
+            shares the recording; to compute gradients twice, it must be persistent.
         device_dense: ignored, with a warning.
         device_sparse: ignored, with a warning.
         compression: `Compression.none` (default), `Compression.fp16` or "bf16"; or a
             custom class, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average` (default), `Sum` or `Adasum`.
-        gradient_predivide_factor: gradients are divided by it before the reduction and
-            multiplied by it afterwards; only with `Average`.
+        gradient_predivide_factor: factor by which gradients are divided before the
+            reduction and multiplied afterwards; only with `Average`.
         num_groups: deprecated; use `groups`.
-        groups: number of operations that reduce the gradients, or lists of variables
-            whose gradients are reduced together. Default: groups of a number of bytes,
-            in the order in which gradients become ready.
-        process_set: the ranks over which gradients are reduced. Other ranks use their
-            own gradients (gradients of local sources are still divided).
+        groups: number of operations that reduce the gradients, or a list with a list of
+            variables for each operation. Default: gradients are grouped by size, in the
+            order in which they become ready.
+        process_set: the ranks over which gradients are reduced. All other ranks use
+            their own gradients (gradients of local sources are still divided).
         scale_local_gradients: whether gradients of local sources are divided by the
             number of ranks; has no effect with `Sum` or `Adasum`.
 
     Returns:
-        A tape of the class of `gradtape`, with `register_local_source` and
-        `get_local_and_global_gradients`.
+        A tape of the same class as `gradtape`, with the additional methods
+        `register_local_source` and `get_local_and_global_gradients`.
 
     Raises:
         TypeError: `gradtape` is not a `tf.GradientTape`.
@@ -207,20 +208,20 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     *, local_layers: Any, **options: Any
 ) -> Any:
-    """Creates a `DistributedGradientTape` whose local layers are not reduced.
+    """Creates a `DistributedGradientTape` that does not reduce some layers' gradients.
 
     Args:
         local_layers: a layer or a list of layers, the same on all ranks, whose
             gradients are not reduced. Variables that the layers create later are
             included.
         **options: the arguments of `DistributedGradientTape`, in the same order;
-            `local_layers` is the last but one.
+            `local_layers` is the second-to-last argument.
 
     Returns:
         The tape.
 
     Raises:
-        ValueError: an entry of `local_layers` is not a layer, or as in
+        ValueError: an entry of `local_layers` is not a layer. Also as in
             `DistributedGradientTape`.
         TypeError: as in `DistributedGradientTape`.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Section and key of the file → flag (as argparse names it).
+# Section of the file → key → attribute of the parsed flags.
 KEYS: dict[str, dict[str, str]] = {
     "params": {
         name: name
@@ -82,7 +82,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def merge(options: argparse.Namespace, config: Mapping[str, Any]) -> None:
-    """Sets options that are given in the file but not on the command line.
+    """Sets the options that the file gives and the command line does not.
 
     Raises:
         ConfigFileError: Horovod does not know a section, key or value.

@@ -16,7 +16,10 @@ warning that says what to use instead."""
 
 
 class _Remembers(argparse.Action):
-    """Stores a value, and that it was given: flags override the --config-file."""
+    """Stores a value, and records in `given` that the flag was used.
+
+    The record is needed because flags override the file of --config-file.
+    """
 
     def __call__(
         self,
@@ -31,7 +34,11 @@ class _Remembers(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns a parser of all flags; `given` of its result names the flags in use."""
+    """Returns a parser of all flags.
+
+    The attribute `given` of its result maps the name of each option that was given to
+    the flag as it was written.
+    """
     made = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np N [options] COMMAND [ARGUMENT...]",

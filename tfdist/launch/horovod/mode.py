@@ -1,8 +1,8 @@
 """Horovod mode of `tfdistrun`: makes `horovod` importable in every rank.
 
 A folder with a `sitecustomize.py` is put in front of PYTHONPATH. Python runs that file
-before the first line of any program. So it also works if the command is a shell script
-that starts Python, and `sys.argv` and `__main__` are unchanged. It does not work if
+before the first line of any program. This also works if the command is a shell script
+that starts Python, and leaves `sys.argv` and `__main__` unchanged. It does not work if
 Python ignores PYTHONPATH (`python -E`, `python -I`).
 """
 
@@ -22,14 +22,14 @@ FOLDER = Path(__file__).resolve().parents[2] / "horovod" / "_path"
 
 
 def with_folder(python_path: str) -> str:
-    """Returns PYTHONPATH with the folder in front, once."""
+    """Returns PYTHONPATH with `FOLDER` in front, and nowhere else."""
     parts = [part for part in python_path.split(os.pathsep) if part]
     own = str(FOLDER)
     return os.pathsep.join([own, *(part for part in parts if part != own)])
 
 
 def as_python(command: list[str]) -> list[str]:
-    """Returns the command, with the interpreter before a script without execute bit.
+    """Returns the command; puts Python in front of a script that is not executable.
 
     Example:
         >>> from tfdist.launch.horovod import mode
@@ -50,10 +50,11 @@ def prepare(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str
         environ: environment variables of this process.
 
     Returns:
-        Notes for the user.
+        Warnings for the user about settings that have no effect.
 
     Raises:
-        VariableError: a Horovod variable has an invalid value.
+        VariableError: a Horovod variable has an invalid value, or TF_USE_LEGACY_KERAS
+            is set.
     """
     options.command = as_python(options.command)
     given = {**environ, **dict(options.env)}
@@ -66,7 +67,7 @@ def prepare(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str
     theirs = {k: v for k, v in given.items() if k.startswith(variables.PREFIX)}
     options.env = [
         *options.env,
-        *theirs.items(),  # also sent to the ranks of other hosts
+        *theirs.items(),  # so that ranks on other hosts get them too
         *found.settings.items(),
         (variables.STATE, found.state),
         ("PYTHONPATH", with_folder(given.get("PYTHONPATH", ""))),

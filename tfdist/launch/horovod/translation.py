@@ -16,12 +16,12 @@ from tfdist.launch.remote import SSH_COMMAND
 
 
 class FlagError(ValueError):
-    """Flags that are not supported, and without which the result would differ."""
+    """A flag is missing or invalid, or cannot be ignored but is not supported."""
 
 
 @dataclass
 class Arguments:
-    """Arguments for `tfdistrun`, and notes for the user."""
+    """Arguments for `tfdistrun` (`words`), and warnings for the user (`notes`)."""
 
     words: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -38,7 +38,8 @@ def _mib(value: Any) -> str:
     return str(int(value * (1 << 20)))
 
 
-# Flag → the Horovod variable through which its launcher passes it on, and how.
+# Flag → the variable (without HOROVOD_) in which Horovod's launcher passes the value to
+# the ranks, and the function that converts the value to text.
 _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "fusion_threshold_mb": ("FUSION_THRESHOLD", _mib),
     "cycle_time_ms": ("CYCLE_TIME", str),
@@ -72,7 +73,8 @@ _MEANINGLESS = {
     "has stopped listing it, and lists it again",
     "slots_per_host": "the discovery script prints the slots of each host, host1:2, or "
     "-H host1:2,host2:2 sets them",
-    "tcp_flag": "hosts use TCP only; TFDIST_TRANSPORT=tcp: ranks of one host too",
+    "tcp_flag": "hosts always use TCP; with TFDIST_TRANSPORT=tcp, ranks of one host "
+    "use it too",
     "use_gloo": "tfdist connects the ranks itself",
     "use_mpi": "tfdist connects the ranks itself; a program may also be "
     "started with `mpirun -np N python -m tfdist.horovod SCRIPT`",
@@ -80,7 +82,7 @@ _MEANINGLESS = {
 }
 # Open MPI's name of a binding → tfdistrun's name.
 _BIND_TO = {**{kind: kind for kind in binding.KINDS}, "package": "socket"}
-# Options of mpirun, each with a value, that choose the processors of a rank.
+# Options of mpirun that choose the CPUs of a rank; each has a value.
 _BINDING = {
     *("bind-to", "map-by", "rankfile", "rf", "cpu-set", "cpu-list"),
     *("cpus-per-proc", "cpus-per-rank"),
@@ -95,7 +97,7 @@ def translate(options: argparse.Namespace) -> Arguments:
         options: result of `flags.parser`, merged with the file of --config-file.
 
     Raises:
-        FlagError: -np is missing, or a flag requests a result that is not supported.
+        FlagError: -np is missing, or a flag is invalid or not supported.
 
     Example:
         >>> from tfdist.launch.horovod import flags, translation
@@ -144,13 +146,13 @@ def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if is_other and not follows_script:
         raise FlagError(
             f"{given['max_num_proc']}: without --host-discovery-script FILE, a job "
-            f"never has more ranks than -np {options.num_proc}; add that option, or "
-            "remove this one"
+            f"never has more ranks than -np {options.num_proc}; add "
+            "--host-discovery-script, or remove this option"
         )
     if "reset_limit" in given and "min_num_proc" not in given:
         raise FlagError(
-            f"{given['reset_limit']}: it limits the replacements of lost ranks, which "
-            "only a job with --min-np N has; add that"
+            f"{given['reset_limit']} limits the replacements of lost ranks, which only "
+            "a job with --min-np N has; add --min-np N"
         )
     if options.use_jsrun and not (options.hosts or options.hostfile):
         raise FlagError(
@@ -223,7 +225,7 @@ def _add_interface(
 def _split(text: Any, flag: str) -> list[str]:
     if not isinstance(text, str):
         raise FlagError(
-            f'{flag}: expected words in one text, e.g. "-x NAME=VALUE"; got {text!r}'
+            f'{flag}: expected words in one string, e.g. "-x NAME=VALUE"; got {text!r}'
         )
     try:
         return shlex.split(text)
@@ -232,14 +234,14 @@ def _split(text: Any, flag: str) -> list[str]:
 
 
 def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
-    """Translates -x and --bind-to of mpirun, without which a result may differ.
+    """Translates -x and --bind-to of mpirun; other arguments get a note.
 
     Args:
         made: arguments to which the translation is added.
         texts: flag → arguments for mpirun, as a string; all flags are combined.
     """
     said: list[str] = []  # binding arguments, as they were given
-    kinds: list[str | None] = []  # tfdistrun's names for them; None: no such binding
+    kinds: list[str | None] = []  # tfdistrun's names of the bindings; None: no such one
     for flag, text in texts.items():
         words = _split(text, flag)
         others: list[str] = []
@@ -281,10 +283,10 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
 
 
 def _bind_to(value: str) -> str | None:
-    """Returns tfdistrun's name for a binding of mpirun; None if there is none.
+    """Returns tfdistrun's name for a binding of mpirun; None if it has no such binding.
 
-    There is none for core:4, which means four cores, or for core:overload-allowed,
-    because tfdistrun refuses more ranks than cores.
+    It has no core:4, which means four cores, and no core:overload-allowed, because it
+    refuses more ranks than cores.
     """
     kind, _, qualifier = value.partition(":")
     return _BIND_TO.get(kind) if qualifier in ("", "if-supported") else None

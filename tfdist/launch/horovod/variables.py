@@ -1,8 +1,8 @@
 """Meaning of Horovod's environment variables in tfdist: a table and pure functions.
 
-A variable is translated into a tfdist variable, kept for the program (the ranks'
-places), or has no effect. In that case a note names the variable, and what is used
-instead.
+A Horovod variable is translated into a tfdist variable, is kept for the program (rank,
+size and the like), or has no effect. For a variable without effect, a note says what is
+used instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Meaning:
     """Meaning of a Horovod variable in tfdist.
 
     Attributes:
-        becomes: the tfdist variable; "" for none.
-        convert: function from Horovod's value to tfdist's; the result None keeps
-            tfdist's default.
-        note: what is used instead; shown if the variable has a value other than off.
+        becomes: name of the tfdist variable; "" if there is none.
+        convert: function that converts Horovod's value to tfdist's value, or to None to
+            keep tfdist's default.
+        note: text about what is used instead; shown unless the variable's value is off
+            (see `is_on`).
     """
 
     becomes: str = ""
@@ -48,7 +49,7 @@ class Meaning:
 
 @dataclass
 class Translation:
-    """tfdist variables to set, and notes for the user, in order."""
+    """Names and values of tfdist variables to set, and notes for the user."""
 
     settings: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -127,7 +128,7 @@ _TUNING = (
 )
 _OWN_CORE = "data moves through tfdist's own core (shared memory and TCP)"
 _NO_MPI = "MPI is not used"
-_NO_NCCL = "NCCL is not used: gradients are reduced in the memory of the host"
+_NO_NCCL = "NCCL is not used: gradients are reduced in host memory"
 _ELASTIC = "tfdistrun --min-np N starts an elastic job (docs/elastic.md)"
 _LAUNCHER = "tfdistrun connects the ranks itself"
 _BUILD = "it is for building Horovod"
@@ -145,7 +146,8 @@ TABLE: dict[str, Meaning] = {
         "TFDIST_ALLREDUCE_ALGORITHM", _when_on("two_level")
     ),
     "TORUS_ALLREDUCE": Meaning("TFDIST_ALLREDUCE_ALGORITHM", _when_on("torus")),
-    # Unchanged: the ranks' places, and settings that are always on in tfdist.
+    # Not translated, and without a note: a rank's place, and features that tfdist
+    # always has.
     **{
         name: Meaning()
         for name in (
@@ -159,7 +161,7 @@ TABLE: dict[str, Meaning] = {
     "CYCLE_TIME": Meaning(note=_CYCLES),
     "TIMELINE_MARK_CYCLES": Meaning(note=_CYCLES),
     "CACHE_CAPACITY": Meaning(
-        note="what was agreed on once is never negotiated again, without a limit"
+        note="an operation is never negotiated a second time, however many there are"
     ),
     "AUTOTUNE": Meaning(note=_TUNING),
     "AUTOTUNE_LOG": Meaning(note=_TUNING),
@@ -167,8 +169,8 @@ TABLE: dict[str, Meaning] = {
     "AUTOTUNE_STEPS_PER_SAMPLE": Meaning(note=_TUNING),
     "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": Meaning(note=_TUNING),
     "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": Meaning(note=_TUNING),
-    "LOG_HIDE_TIME": Meaning(note="lines get the time with `tfdistrun --timestamps`"),
-    "LOG_TIMESTAMP": Meaning(note="lines get the time with `tfdistrun --timestamps`"),
+    "LOG_HIDE_TIME": Meaning(note="`tfdistrun --timestamps` adds the time to lines"),
+    "LOG_TIMESTAMP": Meaning(note="`tfdistrun --timestamps` adds the time to lines"),
     "CONTROLLER": Meaning(note=_OWN_CORE),
     "CPU_OPERATIONS": Meaning(note=_OWN_CORE),
     "GLOO_TIMEOUT_SECONDS": Meaning(
@@ -185,13 +187,13 @@ TABLE: dict[str, Meaning] = {
     "ENABLE_ASYNC_COMPLETION": Meaning(note=_NO_NCCL),
     "DISABLE_NVTX_RANGES": Meaning(note=_NO_NCCL),
     "ENABLE_XLA_OPS": Meaning(
-        note="jit_compile=True works without a switch, also with the reduction "
-        "compiled after `make xla`"
+        note="jit_compile=True needs no switch, even if the reduction is compiled "
+        "(`make xla`)"
     ),
     "DISABLE_GROUP_FUSION": Meaning(
-        note="`groups=` of the optimizer sets what is reduced together"
+        note="`groups=` of the optimizer sets which gradients are reduced together"
     ),
-    "THREAD_AFFINITY": Meaning(note="whole ranks are bound: `tfdistrun --bind-to`"),
+    "THREAD_AFFINITY": Meaning(note="`tfdistrun --bind-to` binds ranks, not threads"),
     "MPI_THREADS_DISABLE": Meaning(note=_NO_MPI),
     "ADASUM_MPI_CHUNK_SIZE": Meaning(note=_NO_MPI),
     "CCL_CACHE": Meaning(note=_OWN_CORE),
@@ -208,7 +210,7 @@ _FAMILIES = (
 
 
 def meaning_of(name: str) -> Meaning:
-    """Returns the meaning of a HOROVOD_... variable; a note for an unknown variable."""
+    """Returns the meaning of a HOROVOD_... variable; if unknown, a note says so."""
     short = name.removeprefix(PREFIX)
     if short in TABLE:
         return TABLE[short]
@@ -219,7 +221,7 @@ def meaning_of(name: str) -> Meaning:
 
 
 def translate(environ: Mapping[str, str]) -> Translation:
-    """Translates the Horovod variables in `environ` to settings of tfdist.
+    """Translates the Horovod variables in `environ` to tfdist variables.
 
     Args:
         environ: variables; those without the prefix HOROVOD_ are ignored.
@@ -282,7 +284,7 @@ def _set(
 
 @dataclass(frozen=True)
 class Update:
-    """Settings and notes that are new since the last update, and the new STATE."""
+    """New settings and notes since the last `update`, and the new value of STATE."""
 
     settings: dict[str, str]
     notes: list[str]
@@ -292,7 +294,7 @@ class Update:
 def update(environ: Mapping[str, str]) -> Update:
     """Translates variables that have changed since `environ[STATE]` was created.
 
-    The launcher calls it first, and each rank calls it again, since a program may set
+    The launcher calls this first. Each rank calls it again, since a program may set
     variables itself. A tfdist variable that the user has set takes precedence over the
     Horovod variable.
 
@@ -327,7 +329,7 @@ def of_rank(
     cross_rank: int,
     cross_size: int,
 ) -> dict[str, str]:
-    """Returns the variables with which Horovod's launcher sets a rank's place."""
+    """Returns the variables in which Horovod's launcher passes rank and size."""
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),

@@ -1,5 +1,5 @@
-"""One tfdistrun on each host, which meet at an address: `--nnodes`, without ssh.
+"""`--nnodes`: tfdistrun is started on every host, and ssh is not used.
 
 `place` determines the number of this host. On the first host, `accept` waits for the
-others. On the others, `join` connects to the first one, and runs an agent.
+other hosts. On each other host, `join` connects to the first host, and runs an agent.
 """

@@ -1,8 +1,9 @@
-"""The first host of `--nnodes`: waits for the tfdistrun of all others.
+"""The first host of `--nnodes`: waits for tfdistrun on all other hosts.
 
-Every host proves that it knows the secret (`core.rendezvous.auth`), and says which
-options it was given. It then waits for a message: that all hosts are there, or why the
-job does not start. After this message, an agent uses the connection.
+Every other host proves that it knows the secret (`core.rendezvous.auth`), and sends the
+options that it was given. It then waits for a message from the first host: that all
+hosts have connected, or why the job does not start. After this message, an agent uses
+the connection.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from tfdist.launch.nodes.place import (
 from tfdist.launch.output import complain
 from tfdist.launch.signals import PASSED_ON, Signals
 
-NOTICE_S = 10.0  # of waiting, until the user is told
+NOTICE_S = 10.0  # of waiting, until a message says so
 _SEND_S = 2.0
-_LOOKUP_S = 0.5  # between two attempts to find the address of a name
+_LOOKUP_S = 0.5  # between two attempts to resolve a host name
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Nodes:
     """The other hosts of `--nnodes`.
 
     Attributes:
-        address: address of this host that they have reached.
-        connections: the connections to them, by their numbers.
-        names: their names, by their numbers.
+        address: address at which they have reached this host.
+        connections: connection to each other host, by the number of the host.
+        names: name of each other host, by the number of the host.
     """
 
     address: str
@@ -68,10 +69,10 @@ def accept_nodes(
         timeout_s: time limit in seconds.
 
     Returns:
-        The hosts, or the signal that came.
+        The hosts, or the number of the signal that ended the wait.
 
     Raises:
-        NodesError: a host has other options, or is missing after the time limit.
+        NodesError: a host has different options, or is missing after the time limit.
         RendezvousError: this host cannot listen at the address.
     """
     return asyncio.run(_accept(options, place, secret, signals, timeout_s))
@@ -96,7 +97,7 @@ async def _accept(
     finally:
         loop.remove_reader(signals.fileno())
     if meeting.signal is not None:
-        why = "tfdistrun was ended by a signal on the first host"
+        why = "tfdistrun was terminated by a signal on the first host"
         await meeting.refuse_all(why, 128 + meeting.signal)
         return meeting.signal
     if why := meeting.why_not(timeout_s):
@@ -113,7 +114,7 @@ async def _accept(
 async def _listen(
     sock: socket.socket, secret: bytes, meeting: _Meeting, timeout_s: float
 ) -> None:
-    """Listens until all are there, or it is clear that the job cannot start."""
+    """Listens until all hosts have connected, or the job cannot start any more."""
     listener = Listener(
         sock,
         secret=secret,
@@ -131,13 +132,14 @@ async def _listen(
 async def _bind(
     place: NodePlace, deadline: float, meeting: _Meeting
 ) -> socket.socket | None:
-    """Returns a socket at the address; waits for its name to become known.
+    """Binds a socket to the address of --rdzv, once its host name can be resolved.
 
     Returns:
         The socket; None after a signal.
 
     Raises:
-        RendezvousError: this host cannot listen there, or others cannot reach it.
+        RendezvousError: this host cannot listen there, or other hosts cannot reach the
+            address.
     """
     loop = asyncio.get_running_loop()
     host, port = place.address
@@ -182,13 +184,13 @@ class _Meeting:
 
     Args:
         own: claims of this host.
-        place: its place.
+        place: place of this host, the first one.
 
     Attributes:
-        channels: connections to the other hosts, by their numbers.
-        place: place of the first host.
-        signal: a signal that ends the wait; None if none came.
-        wrong: why the job cannot start, whoever connects later; "" if it can.
+        channels: connection to each other host, by the number of the host.
+        place: place of this host.
+        signal: signal that ends the wait; None if none came.
+        wrong: why the job cannot start, even if all hosts connect; "" if it can.
     """
 
     def __init__(self, own: dict[str, Any], place: NodePlace) -> None:
@@ -215,7 +217,7 @@ class _Meeting:
         )
 
     async def wait(self, timeout_s: float) -> None:
-        """Waits until all are there, or it is clear that the job cannot start."""
+        """Waits until all hosts have connected, or the job cannot start any more."""
         begin_s = time.monotonic()
         notice_s = begin_s + NOTICE_S
         while self.missing and not self.wrong and self.signal is None:
@@ -232,7 +234,7 @@ class _Meeting:
             self._changed.clear()
 
     def on_signals(self, received: list[int]) -> None:
-        """Notes a signal that ends the job."""
+        """Handles signals: one that ends the job also ends the wait."""
         for number in received:
             if number not in PASSED_ON:
                 self.signal = number
@@ -262,10 +264,10 @@ class _Meeting:
         return ""
 
     async def serve(self, channel: Channel) -> None:
-        """Keeps a connection, until the other side closes it.
+        """Keeps a host's connection until that host closes it.
 
-        It replaces an earlier one of a host with the same number: tfdistrun may have
-        been started again there.
+        The connection replaces an earlier connection with the same host number:
+        tfdistrun may have been restarted on that host.
         """
         number = channel.claims["node"]
         watch_for_loss(channel.sock)
@@ -274,11 +276,13 @@ class _Meeting:
         self._changed.set()
         if earlier is not None:
             why = (
-                f"{channel.claims['host']} has connected as node {number}, too; give "
+                f"{channel.claims['host']} has also connected as node {number}; give "
                 "each host its own --node-rank"
             )
             await _tell(earlier, begin=False, why=why, code=2)
-        await channel.until_readable()  # nothing is sent: the connection has ended
+        # The other side sends nothing before the job begins, so the connection has
+        # ended when it becomes readable.
+        await channel.until_readable()
         if self.channels.get(number) is channel:
             del self.channels[number]
         channel.close()
@@ -299,4 +303,4 @@ async def _tell(channel: Channel, **fields: Any) -> None:
         async with asyncio.timeout(_SEND_S):
             await channel.send(fields)
     except (OSError, TimeoutError):
-        return  # the end of the connection is noticed elsewhere
+        return  # `serve` notices the end of the connection

@@ -1,4 +1,4 @@
-"""The other hosts of `--nnodes`: connect to the first one, and run their ranks."""
+"""A host of `--nnodes` other than the first: connects to it, and runs its own ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist.launch.output import complain
 from tfdist.launch.signals import PASSED_ON
 
 _USAGE_ERROR = 2
-_END_S = 5.0  # for the first host to read what was sent last
+_END_S = 5.0  # for the first host to read the last data that was sent
 
 
 def join(
@@ -31,14 +31,14 @@ def join(
     environ: Mapping[str, str],
     timeout_s: float,
 ) -> int:
-    """Runs the ranks of this host as the first one requests.
+    """Runs the ranks of this host as the first host requests.
 
     Args:
-        options: options of the command line; `command` was checked.
+        options: options of the command line; `command` has been checked.
         place: place of this host.
         secret: the secret that all hosts share.
-        environ: variables for the ranks of this host.
-        timeout_s: seconds for the first host to be reached.
+        environ: environment variables for the ranks of this host.
+        timeout_s: seconds within which this host must connect to the first one.
 
     Returns:
         The exit code of the job.
@@ -47,7 +47,7 @@ def join(
         NodesError: the first host cannot be reached, or does not start the job.
         OSError: no process or descriptor is available.
     """
-    for number in PASSED_ON:  # there are no ranks yet which could expect them
+    for number in PASSED_ON:  # there are no ranks yet that could handle these signals
         signal.signal(number, signal.SIG_IGN)
     channel = asyncio.run(_connect(options, place, secret, timeout_s))
     complain(
@@ -57,7 +57,7 @@ def join(
     own = {k: v for k, v in os.environ.items() if k == "TFDIST_ADDRESS"}
 
     def complete(job: dict[str, Any]) -> dict[str, Any]:
-        """Adds what each host decides for itself, and what is not sent."""
+        """Adds values that each host decides for itself, and the secret of the job."""
         name = job["environ"]["TFDIST_JOB_ID"]
         return {
             **job,
@@ -90,7 +90,7 @@ def join(
 async def _connect(
     options: argparse.Namespace, place: NodePlace, secret: bytes, timeout_s: float
 ) -> Channel:
-    """Connects to the first host, and waits until all others have connected, too.
+    """Connects to the first host, and waits until all other hosts have connected.
 
     Raises:
         NodesError: the first host cannot be reached, or does not start the job.
@@ -109,7 +109,7 @@ async def _connect(
 async def _reach(
     options: argparse.Namespace, place: NodePlace, secret: bytes, timeout_s: float
 ) -> Channel:
-    """Connects to the first host, which accepts this one."""
+    """Connects to the first host; returns once it has accepted this host."""
     own = claims(options, place, socket.gethostname())
     deadline = time.monotonic() + timeout_s
     try:

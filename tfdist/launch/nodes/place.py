@@ -1,6 +1,6 @@
-"""The place of this host among those of `--nnodes`, and what all of them must agree on.
+"""Place of this host among the hosts of `--nnodes`; options that all hosts share.
 
-Pure functions on options and variables.
+Pure functions on options and environment variables; `shared_secret` reads a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tfdist.core.rendezvous.secret import read_secret_file
 from tfdist.core.version import __version__
 
 PURPOSE = "tfdistrun --nnodes"
-# Options that describe the job, and not how one host shows or starts it.
+# Options that must be equal on all hosts, with their names in messages. They describe
+# the job, and not how one host shows or starts it.
 _COMPARED = {
     "version": "version of tfdist",
     "nodes": "--nnodes",
@@ -47,12 +48,12 @@ class NodesError(Exception):
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Place of this host among those of `--nnodes`.
+    """Number of this host among the hosts of `--nnodes`, and where they meet.
 
     Attributes:
-        rank: number of this host, 0 on the first one.
+        rank: number of this host; the first host has 0.
         count: number of hosts.
-        address: host and port at which the first host listens.
+        address: host name and port at which the first host listens.
     """
 
     rank: int
@@ -61,19 +62,20 @@ class NodePlace:
 
     @property
     def where(self) -> str:
-        """The address as a text."""
+        """The address as a string."""
         return join_address(*self.address)
 
 
 def node_place(
     options: argparse.Namespace, environ: Mapping[str, str]
 ) -> NodePlace | None:
-    """Returns the place of this host; None if tfdistrun starts on one host only.
+    """Returns the place of this host; None if tfdistrun runs on a single host.
 
     Args:
         options: options of the command line.
-        environ: environment variables. The ones of a launcher or platform that has
-            started one process on each host replace --node-rank and --rdzv.
+        environ: environment variables. A launcher or platform that starts one process
+            on each host sets variables that take the place of a missing --node-rank or
+            --rdzv.
 
     Raises:
         RendezvousError: an option is missing, has no effect, or contradicts the
@@ -134,7 +136,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for name in (name for name, value in excluded.items() if value is not None):
         raise invalid(
             f"{name} and --nnodes exclude each other: with --nnodes, you start "
-            "tfdistrun on every host; leave out one of them"
+            "tfdistrun on every host; omit one of them"
         )
     if options.size % options.nodes:
         raise invalid(
@@ -157,8 +159,8 @@ def _rank(
             )
         if rank is not None and rank != outer.rank:
             raise invalid(
-                f"--node-rank {rank} contradicts {outer.variables}; leave out "
-                "--node-rank, or unset these variables"
+                f"--node-rank {rank} contradicts {outer.variables}; omit --node-rank, "
+                "or unset these variables"
             )
         rank = outer.rank
     if rank is None:
@@ -173,17 +175,18 @@ def _rank(
     if rank >= nodes:
         origin = "JOB_COMPLETION_INDEX" if options.node_rank is None else "--node-rank"
         raise invalid(
-            f"{origin} is {rank}, but with --nnodes {nodes} the hosts have the numbers "
-            f"from 0 to {nodes - 1}"
+            f"{origin} is {rank}, but with --nnodes {nodes} it must be from 0 to "
+            f"{nodes - 1}"
         )
     return int(rank)
 
 
 def variables_to_remove(environ: Mapping[str, str]) -> list[str]:
-    """Returns the variables in which a launcher has numbered the hosts.
+    """Returns the names of variables with which a launcher has numbered the hosts.
 
-    The ranks would take them for their own numbers. Descriptions of all hosts
-    (`cluster_variables`) do not disturb the ranks, and programs may read them.
+    The ranks would take these numbers for their ranks. Variables that describe all
+    hosts (`cluster_variables`) are not returned: they do not disturb the ranks, and
+    programs may read them.
     """
     if detect(environ).source in cluster_variables.SOURCES:
         return []
@@ -207,7 +210,7 @@ def shared_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def job_secret(shared: bytes, job: str) -> bytes:
-    """Returns the secret of one job, which is not sent to the other hosts.
+    """Returns the secret of one job; every host derives it, so it is never sent.
 
     Args:
         shared: the secret that all hosts share.
@@ -221,22 +224,22 @@ def job_secret(shared: bytes, job: str) -> bytes:
 
 
 def claims(options: argparse.Namespace, place: NodePlace, host: str) -> dict[str, Any]:
-    """Returns what a host says about itself when it connects to the first one."""
+    """Returns the description of a host that it sends when it connects to the first."""
     described = {**vars(options), "version": __version__}
     job = {name: described[name] for name in _COMPARED}
     return {"purpose": PURPOSE, "node": place.rank, "host": host, **job}
 
 
 def differences(own: Mapping[str, Any], other: Mapping[str, Any], where: str) -> str:
-    """Describes in which options another host differs from the first one.
+    """Describes the options of another host that differ from those of the first host.
 
     Args:
         own: claims of the first host.
-        other: claims of the other one.
-        where: description of the other one, such as "on node 1".
+        other: claims of the other host.
+        where: location of the other host, for the text, such as "on node 1".
 
     Returns:
-        The description; "" if they agree.
+        The description; "" if no option differs.
 
     Example:
         >>> from tfdist.launch.nodes.place import differences

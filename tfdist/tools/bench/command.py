@@ -47,7 +47,7 @@ def _refusal(options: Namespace, size: int) -> str:
         )
     if options.size not in (None, size):
         return (
-            f"-np {options.size} was given on a rank of a job of {size}; leave out -np"
+            f"-np {options.size} was given on a rank of a job of {size} ranks; omit it"
         )
     return ""
 

@@ -50,7 +50,7 @@ class Result:
 
 
 class _Candidate:
-    """An algorithm to be measured, on memory that all algorithms share."""
+    """An algorithm to be measured, on arrays that all algorithms share."""
 
     def __init__(self, call: Call, algorithm: str, auto: bool) -> None:
         self.call, self.algorithm, self.auto = call, algorithm, auto
@@ -87,7 +87,7 @@ class Cell:
         expected = operation.result(place, self.count)
         self._expected = None if expected is None else dtype.array(expected)
         shape = self._input if self._expected is None else self._expected
-        # In a reduce, ranks other than the root have an output, too, which is not used.
+        # In a reduce, ranks other than the root also have an output, which is not used.
         self._output = _align(shape)
 
     def algorithm_of(self, choice: str) -> str | None:

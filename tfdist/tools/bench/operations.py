@@ -19,7 +19,7 @@ class DType:
     Attributes:
         name: name on the command line.
         number: TensorFlow's number for the dtype.
-        carrier: NumPy dtype that stores its bits.
+        carrier: NumPy dtype that stores the bits of an element.
     """
 
     name: str
@@ -59,7 +59,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Rank of this process, and number of ranks."""
+    """The rank of this process, and the number of ranks."""
 
     rank: int
     size: int
@@ -132,7 +132,7 @@ class Operation:
         rows: whether the output is allocated after the ranks have agreed.
         splits: whether `count` must be a multiple of the number of ranks.
         gives_part: whether a rank's input has `count` / size elements.
-        rooted: whether a rank can finish before all ranks have called.
+        rooted: whether a rank can finish before all ranks have called the operation.
     """
 
     name: str

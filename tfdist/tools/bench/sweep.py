@@ -1,4 +1,4 @@
-"""Runs all cells of a benchmark on one rank; rank 0 prints and writes."""
+"""Runs all measurements of a benchmark on one rank; rank 0 prints and writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.tools.bench.measure import AUTO, Cell, Result
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Operation, Place
 from tfdist.tools.bench.options import ALL
 
-_DRIFT = 0.2  # relative change of memory rates during the run that logs a warning
+_DRIFT = 0.2  # a larger relative change of memory rates during the run gives a warning
 
 
 def algorithms_of(operation: Operation, names: str) -> list[str]:

@@ -91,7 +91,7 @@ def fit(times: Mapping[int, float]) -> Line:
 
 
 def _best_path(times: Times, sizes: Sequence[int]) -> list[str]:
-    """Returns the algorithms for all sizes with the least cost of times and changes."""
+    """Returns the algorithm for each size, with the least cost of times and changes."""
     names = sorted(times)
     cost = dict.fromkeys(names, 0.0)
     came_from: list[dict[str, str]] = []

@@ -1,1 +1,1 @@
-"""`tfdist doctor`: what is wrong with a machine or a job, and how to mend it."""
+"""`tfdist doctor`: reports what is wrong with a machine or a job, and how to fix it."""

@@ -1,7 +1,7 @@
 """Checks of one machine, each a function that returns its findings.
 
-They load the core, but not TensorFlow. Limits of this process are raised as tfdistrun
-does before it starts ranks; nothing else is changed.
+The checks load the core, but not TensorFlow. They raise the limits of this process, as
+tfdistrun does before it starts ranks, and change nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def machine(environ: Mapping[str, str], ranks: int) -> list[Finding]:
 
     Args:
         environ: the environment variables of the job.
-        ranks: number of ranks that this machine is to run.
+        ranks: number of ranks on this machine.
     """
     checks: tuple[Callable[[], list[Finding]], ...] = (
         lambda: launcher(environ),
@@ -56,7 +56,7 @@ def machine(environ: Mapping[str, str], ranks: int) -> list[Finding]:
 
 
 def launcher(environ: Mapping[str, str]) -> list[Finding]:
-    """Which launcher's variables give rank and size."""
+    """Checks which launcher's variables give rank and size."""
     try:
         found = detect(environ)
     except native.CoreError as error:
@@ -68,7 +68,7 @@ def launcher(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def settings(environ: Mapping[str, str]) -> list[Finding]:
-    """Whether all TFDIST_* variables exist and have valid values."""
+    """Checks that all TFDIST_* variables are known and have valid values."""
     names_set = sorted(name for name in environ if name.startswith("TFDIST_"))
     try:
         native.config()
@@ -80,7 +80,7 @@ def settings(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def meeting(environ: Mapping[str, str]) -> list[Finding]:
-    """Whether address and secret of a job on several hosts can be used here."""
+    """Checks that the address and the secret of the job can be used on this machine."""
     try:
         address = environ.get("TFDIST_RENDEZVOUS") or detect(environ).rendezvous
     except native.CoreError:
@@ -114,7 +114,7 @@ def _lookup(host: str) -> str:
 
 
 def python() -> list[Finding]:
-    """Whether tfdist is tested with this Python."""
+    """Checks that tfdist is tested with this version of Python."""
     text = f"{sys.version.split()[0]}, {sys.executable}"
     if PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         return [Finding("Python", OK, text)]
@@ -122,7 +122,7 @@ def python() -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    """Versions of tfdist, TensorFlow and Keras."""
+    """Checks the versions of tfdist, TensorFlow and Keras."""
     found = [Finding("tfdist", OK, f"{__version__}, {Path(__file__).parents[2]}")]
     version = tensorflow_version()
     both = [name for name in ("tensorflow", "tensorflow-cpu") if _version(name)]
@@ -161,7 +161,7 @@ def _pair(version: str) -> tuple[int, int]:
 
 
 def libraries() -> list[Finding]:
-    """Whether the core loads, and which operations TensorFlow will load."""
+    """Checks that the core loads, and which operations TensorFlow will load."""
     try:
         about = native.build_info()
     except ImportError as error:
@@ -183,7 +183,7 @@ def libraries() -> list[Finding]:
 
 
 def engine(environ: Mapping[str, str]) -> list[Finding]:
-    """Whether the MPI engine, if it is selected, has a library that fits."""
+    """Checks that the MPI engine, if it is selected, has a matching library."""
     if environ.get("TFDIST_ENGINE") != mpi.NAME:
         return []
     try:
@@ -194,7 +194,7 @@ def engine(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def limits(ranks: int) -> list[Finding]:
-    """Open files, stack, memory and processors for this number of ranks."""
+    """Checks open files, stack, memory and processors for this number of ranks."""
     try:
         uses_tcp = native.value("TFDIST_TRANSPORT") == "tcp"
         shm_bytes = 0 if uses_tcp else native.shm_bytes() + 2 * native.window_bytes()
@@ -210,7 +210,7 @@ def limits(ranks: int) -> list[Finding]:
 
 
 def processors() -> list[Finding]:
-    """How much of the machine's processors this process may use."""
+    """Checks how many of the machine's processors this process may use."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
     text = f"{usable} of {present} usable"
@@ -225,7 +225,7 @@ def processors() -> list[Finding]:
 
 
 def cpu_quota(file: Path) -> float | None:
-    """Returns the processors that a control group allows; None: as many as there are.
+    """Returns the number of processors that a control group allows; None: no limit.
 
     Args:
         file: `cpu.max` of the control group, such as "150000 100000" or "max 100000".
@@ -238,7 +238,7 @@ def cpu_quota(file: Path) -> float | None:
 
 
 def names() -> list[Finding]:
-    """Whether this machine's name is known to itself."""
+    """Checks that this machine can resolve its own host name."""
     name = socket.gethostname()
     begin_s = time.monotonic()
     try:
@@ -261,7 +261,7 @@ def names() -> list[Finding]:
 
 
 def folders(environ: Mapping[str, str]) -> list[Finding]:
-    """Whether the folders that training writes to can be written."""
+    """Checks that the folders to which training writes are writable."""
     found = []
     try:
         check_working_folder()

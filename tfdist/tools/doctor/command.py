@@ -74,7 +74,7 @@ def _number(text: str) -> int:
 
 
 class Report:
-    """All findings; prints them, and writes the files."""
+    """The findings of all checks, which are printed and written to files."""
 
     def __init__(self, options: Namespace) -> None:
         self._options = options
@@ -87,9 +87,10 @@ class Report:
 
         Args:
             host: the host that was checked; "" for the job as a whole.
-            finding: what was found there.
-            named: whether the host is printed.
-            shown: whether the finding is printed, or only written.
+            finding: result of the check.
+            named: whether the host is printed with the finding.
+            shown: whether the finding is printed; otherwise it is only written to the
+                files.
         """
         self._found.append((host, finding))
         if shown:
@@ -129,7 +130,7 @@ def main(words: Sequence[str]) -> int:
     options = parser().parse_args(list(words))
     size = _size_of_job()
     if size > 1 and options.size not in (None, size):
-        parser().error(f"-np is given on a rank of a job of {size}; leave it out")
+        parser().error(f"-np was given on a rank of a job of {size} ranks; omit it")
     if size == 1 or detect(os.environ).rank == 0:
         for path in (options.json, options.failing_hosts):
             if path is not None and not _is_writable(path):
@@ -168,7 +169,7 @@ def _alone(options: Namespace, words: Sequence[str]) -> int:
 
 
 def _as_rank(options: Namespace) -> int:
-    """Checks the machine of this rank, and tries the collectives with the others."""
+    """Checks this rank's machine, and tries the collectives with the other ranks."""
     findings = checks.machine(os.environ, detect(os.environ).local_size or 1)
     report, host = Report(options), trial.host_name()
     try:
@@ -176,7 +177,7 @@ def _as_rank(options: Namespace) -> int:
             raise native.CoreError(
                 native.INVALID_ARGUMENT, "this rank does not start: see above", {}
             )
-        # A healthy job starts in a second; a longer limit has to be asked for.
+        # A healthy job starts in a second. The variable can set a longer limit.
         is_set = os.environ.get("TFDIST_START_TIMEOUT_S")
         world.start(timeout_s=None if is_set else START_TIMEOUT_S)
         ranks_trial = trial.Trial(runtime.check_initialized())

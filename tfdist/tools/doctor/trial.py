@@ -1,4 +1,4 @@
-"""Checks that the ranks of a job make together: clocks, sums, speeds."""
+"""Checks that the ranks of a job perform together: clocks, sums and speeds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Place, pattern
 from tfdist.tools.doctor.finding import ERROR, OK, WARNING, Finding
 
 SIZES_BYTES = (1 << 10, 1 << 20, 16 << 20)
-BATCH = 5  # allreduces of each size between two looks at the clock
-COMPARED = ("speed", "clock")  # checks in which a host is worse than the others
+BATCH = 5  # allreduces of each size between two readings of the clock
+COMPARED = ("speed", "clock")  # checks that compare a host with the others
 MOST_SKEW_S = 1.0
-SLOW = 0.5  # of the median: a host or a link that is slower is named
+SLOW = 0.5  # fraction of the median; a slower host or link is reported
 _MEMORY_BYTES = 64 << 20
-_TEXT_BYTES = 16 << 10  # of one rank
-_INT32 = 3  # TensorFlow's number
+_TEXT_BYTES = 16 << 10  # size of a rank's report
+_INT32 = 3  # TensorFlow's number for the dtype
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Rank:
     Attributes:
         host: name of its host.
         findings: findings of its machine; empty for all but the first rank of a host.
-        clock_s: its time of day when all ranks met, in seconds.
-        memory_rate: bytes per second that it adds while all ranks do.
+        clock_s: system time of the rank after a barrier, in seconds.
+        memory_rate: rate at which the rank adds arrays while all ranks do, in bytes per
+            second.
     """
 
     host: str
@@ -48,7 +49,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Sums:
-    """The allreduces of a trial: their number, and the wrong elements."""
+    """The number, wrong elements and total time of the allreduces of a trial."""
 
     count: int
     wrong: int
@@ -64,7 +65,7 @@ class Trial:
         self._agreement = Agreement(self.place)
 
     def exchange(self, findings: Sequence[Finding]) -> list[Rank]:
-        """Returns what each rank says of itself, by rank; the same on all ranks."""
+        """Returns the reports of all ranks, in rank order; the same on all ranks."""
         is_first = self._host_of.index(self._host_of[self.place.rank])
         rate = self._memory_rate()
         self._agreement.meet()
@@ -83,7 +84,7 @@ class Trial:
 
     def _gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         text = json.dumps(own).encode()
-        if len(text) > _TEXT_BYTES:  # what is wrong is never left out
+        if len(text) > _TEXT_BYTES:  # keep the first 12 warnings and errors, shortened
             short = [
                 {**one, "text": one["text"][:300], "remedy": one["remedy"][:300]}
                 for one in own["findings"]
@@ -110,7 +111,7 @@ class Trial:
         return _MEMORY_BYTES / statistics.median(times_s)
 
     def line_rates(self) -> dict[tuple[int, int], float]:
-        """Returns the rate from each host to the next one, in bytes per second."""
+        """Returns the rates between the first ranks of adjacent hosts, in bytes/s."""
         firsts = [
             self._host_of.index(host)
             for host in range(max(self._host_of, default=0) + 1)
@@ -152,12 +153,12 @@ class Trial:
 
 
 def host_name() -> str:
-    """Returns the name of this host, under Slurm the one that `srun` knows."""
+    """Returns the name of this host; under Slurm, the name that `srun` uses."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def about_ranks(ranks: Sequence[Rank]) -> list[tuple[str, Finding]]:
-    """Returns what is wrong with single hosts, each with the host's name."""
+    """Returns the findings about single hosts, each with the host's name."""
     found = [(rank.host, one) for rank in ranks for one in rank.findings]
     slowest: dict[str, Rank] = {}
     for rank in ranks:
@@ -170,7 +171,7 @@ def about_ranks(ranks: Sequence[Rank]) -> list[tuple[str, Finding]]:
                 f"adds {rank.memory_rate / 1e9:.1f} GB/s in memory, the median of the "
                 f"hosts is {middle / 1e9:.1f}"
             )
-            remedy = "Look for other programs on it, or leave it out of the job."
+            remedy = "Look for other programs on the host, or exclude it from the job."
             found.append((host, Finding("speed", WARNING, text, remedy)))
         skew_s = rank.clock_s - ranks[0].clock_s
         if abs(skew_s) > MOST_SKEW_S:
@@ -184,7 +185,7 @@ def about_ranks(ranks: Sequence[Rank]) -> list[tuple[str, Finding]]:
 def about_lines(
     rates: dict[tuple[int, int], float], ranks: Sequence[Rank]
 ) -> list[Finding]:
-    """Returns findings about the network between the hosts."""
+    """Returns findings about the network between the hosts, from `line_rates`."""
     if not rates:
         return []
     middle = statistics.median(rates.values())

@@ -21,7 +21,7 @@ _MOMENTS = "batch_norm."  # name prefix of operations that do not reduce gradien
 
 
 class Owner(Protocol):
-    """Interface that a call requires from the operations."""
+    """Part of the interface of `Operations` that a call uses."""
 
     sets: Sets
     counts: Counts
@@ -31,7 +31,7 @@ class Owner(Protocol):
 
 
 class Call:
-    """A call of one of the operations, with its arguments."""
+    """A call of an operation, with the arguments of the call."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Call:
     def options(self) -> dict[str, Any]:
         """Returns name and process set in the form that Horovod expects."""
         horovod_id = self._owner.sets[self.arguments["process_set"]]
-        # Horovod compares shapes and dtypes, but not the other options of tfdist. So
-        # the options are a part of the name, which pairs the calls.
+        # Horovod compares shapes and dtypes of the ranks, but not the other options of
+        # tfdist. So these are a part of the name, by which calls are matched.
         parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
         parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
         name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join(parts).strip("."))

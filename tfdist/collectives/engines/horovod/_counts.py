@@ -1,9 +1,9 @@
 """Counts Horovod's operations: those that are running and those that have ended.
 
 If one operation of a step fails, TensorFlow cancels the code that would count the end
-of the others. So each operation of a traced function has its own mark, which is set
-while the operation runs. The next run resets the mark. By then the failed step has
-ended, because Horovod refuses two simultaneous operations with the same name.
+of the other operations. So each operation of a traced function has its own mark, which
+is set while the operation runs. The next run resets the mark. By then the failed step
+has ended, because Horovod rejects two simultaneous operations with the same name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tensorflow as tf
 
 
 class Counts:
-    """The counts of one process."""
+    """Counts of the operations of one process."""
 
     def __init__(self) -> None:
-        self._ended: list[tf.Variable] = []  # all; without batch statistics
+        self._ended: list[tf.Variable] = []  # [all, all except batch statistics]
         self._marks: dict[str, tf.Variable] = {}
         self._eager: set[object] = set()
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _CLOSE_S = 1.5
 _DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _LOOPBACK = "127.0.0.1"
-# Launchers that provide MPI. A Horovod built with MPI then connects the ranks by MPI.
+# Launchers that provide MPI. A Horovod built with MPI then connects the ranks over MPI.
 _MPI_LAUNCHERS = ("openmpi", "mpich", "pals")
 
 
 class HorovodEngine:
-    """See `tfdist.core.engines.Engine`."""
+    """Engine that runs operations in Horovod; see `tfdist.core.engines.Engine`."""
 
     name = "horovod"
 
@@ -95,11 +95,11 @@ class HorovodEngine:
         self._watch = Watch(self._operations.counts, horovod.shutdown, limit_s)
 
     def close(self) -> None:
-        """Disconnects Horovod on all ranks; does not wait for a stuck rank.
+        """Shuts Horovod down, after waiting for the other ranks.
 
-        The first rank that leaves Horovod ends the operations of all ranks. So the
-        ranks first wait for each other, for at most TFDIST_TIMEOUT_S, or until one of
-        them has failed.
+        As soon as one rank shuts Horovod down, the operations of all ranks end. So the
+        ranks first wait for each other, at most TFDIST_TIMEOUT_S, and only until one
+        of them has failed.
         """
         running = self._horovod is not None and self._horovod.is_initialized()
         if running and self._is_connected and native.failure() is None:
@@ -188,7 +188,7 @@ class HorovodEngine:
         return self._horovod
 
     def _meet(self, mesh: Mesh, timeout_s: float) -> tuple[str, int]:
-        """Returns the address of rank 0's store, exchanged through the core."""
+        """Returns the address of rank 0's store, which the core sends to all ranks."""
         own_address = ""
         if mesh.topology.rank == 0:
             address = _LOOPBACK if _is_one_host(mesh) else mesh.address

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.core import native
 
-# Horovod fails as soon as a connection ends. The ranks then agree on the failed rank
-# through the core, within this time.
+# Horovod fails as soon as a connection ends. Within this time, the cores of the ranks
+# agree on the failed rank.
 _VERDICT_S = 3.0
 _POLL_S = 0.02
 # Patterns of Horovod's messages.
@@ -47,15 +47,15 @@ def to_core_error(
             return known
         time.sleep(_POLL_S)
     message = (
-        "Horovod was shut down, because a rank has left before an operation that this "
-        f"rank has called, or by Horovod itself. Horovod reports: {_last_line(text)}"
+        "Horovod was shut down, either by Horovod itself or because a rank left before "
+        f"an operation that this rank called. Horovod reports: {_last_line(text)}"
     )
     payload = {"kind": "rank_failed", "cause": message}
     return native.CoreError(native.ABORTED, message, payload)
 
 
 def _last_line(text: str) -> str:
-    """Returns the last line of a TensorFlow error that does not describe the graph.
+    """Returns the last line of a TensorFlow error; skips lines about the graph.
 
     Example:
         >>> _last_line("{{node a}} It is gone. [Op:c]")

@@ -1,4 +1,4 @@
-"""Converts tensors to and from the forms that Horovod needs. Pure functions."""
+"""Pure functions that convert tensors to and from the forms that Horovod needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns equal tensors, such that TensorFlow does not fold operations on them.
+    """Returns tensors with the same values on which TensorFlow folds no operations.
 
     Horovod declares its operations as stateless. With a constant input, an operation
     would run during graph optimization, only on the rank whose input is constant, and
@@ -39,7 +39,7 @@ def is_default(splits: tf.Tensor) -> bool:
 
 
 def even_splits(rows: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Returns splits as even as possible, int32; the first ranks get one row more."""
+    """Returns splits as even as possible, int32; the first ranks get the extra rows."""
     return rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
 
 

@@ -34,7 +34,7 @@ from tfdist.core.native import Topology
 
 
 class _Gathered:
-    """Rows and, on request, how many rows came from each rank."""
+    """Rows and, on request, the number of rows received from each rank."""
 
     def __init__(self, rows: tf.Tensor, splits: Callable[[], tf.Tensor]) -> None:
         self.rows = rows
@@ -46,10 +46,10 @@ class _Gathered:
 
 
 class Operations:
-    """Emits the operations in the traced function, or runs them eagerly.
+    """The operations, which are added to the traced function or run eagerly.
 
     Args:
-        sets: process sets; the engine fills it.
+        sets: process sets, which the engine adds and removes.
     """
 
     def __init__(self, sets: Sets) -> None:
@@ -61,12 +61,12 @@ class Operations:
     # ---- start and end ----
 
     def start(self, horovod: ModuleType, topology: Topology) -> None:
-        """Allows operations to be emitted, after Horovod has started."""
+        """Allows operations to be called, after Horovod has started."""
         self._horovod, self._topology = horovod, topology
         self.counts.reset()  # a failed world leaves unfinished operations
 
     def end(self) -> None:
-        """Ends the use of Horovod."""
+        """Makes later operations raise an error, because Horovod has stopped."""
         self._topology = None
 
     # ---- the operations ----
@@ -272,7 +272,7 @@ class Operations:
     def running(self) -> tuple[ModuleType, Topology]:
         if self._horovod is None or self._topology is None:
             runtime.check_initialized()
-            raise RuntimeError("Horovod is initialized, but the engine does not run")
+            raise RuntimeError("tfdist is initialized, but the engine does not run")
         return self._horovod, self._topology
 
     @property

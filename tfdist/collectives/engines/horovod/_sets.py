@@ -1,8 +1,8 @@
-"""Maps process sets to Horovod's numbers, and tracks which sets still exist.
+"""Maps process sets to Horovod's process set ids, and tracks which sets still exist.
 
-Horovod reuses the number of a removed set for the next set, and starts numbering again
+Horovod reuses the id of a removed set for the next set, and starts numbering again
 after the next init. A function that was traced for the old set would then reduce over
-the new one.
+the new set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORLD = 0
 
 
 class Sets:
-    """Process sets of one process: number of a set → its number in Horovod."""
+    """Process sets known to this process: id in tfdist → id in Horovod."""
 
     def __init__(self) -> None:
         self._horovod_ids: dict[int, int] = {}
@@ -34,12 +34,12 @@ class Sets:
             self.remove(number)
 
     def add(self, number: int, horovod_id: int) -> None:
-        """Adds a set whose number in Horovod is `horovod_id`."""
+        """Adds a set whose id in Horovod is `horovod_id`."""
         self._horovod_ids[number] = horovod_id
         self._set_birth(number, next(self._births))
 
     def remove(self, number: int) -> int:
-        """Removes a set; returns its number in Horovod."""
+        """Removes a set; returns its id in Horovod."""
         self._set_birth(number, 0)
         return self._horovod_ids.pop(number)
 
@@ -52,7 +52,7 @@ class Sets:
     def checks(self, number: int) -> list[tf.Operation]:
         """Returns assertions that fail if the traced function runs without this set.
 
-        Returns [] in eager mode and for all ranks, which are not a process set.
+        Returns [] in eager mode, and for the set of all ranks, which is not checked.
         """
         if number == WORLD or tf.executing_eagerly():
             return []

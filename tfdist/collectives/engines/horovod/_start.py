@@ -1,4 +1,4 @@
-"""Environment of Horovod at startup, and checks that it can be used. Pure functions."""
+"""Pure functions for starting Horovod: its environment variables, and checks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
 
 
 def bits_of(text: str) -> list[bool]:
-    """Encodes a short text as flags, to be exchanged by agreeing on a gradient list.
+    """Encodes a short text as flags, which can be sent with a gradient list.
 
     Example:
         >>> text_of(bits_of("10.0.0.1 5000"))

@@ -1,4 +1,4 @@
-"""Dtypes and reductions that Horovod supports. Pure functions."""
+"""Dtypes and reductions that Horovod supports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How to build a reduction from Horovod's reductions.
+    """Recipe for building a reduction from Horovod's reductions.
 
     Attributes:
         op: Horovod's name of the reduction: "Sum", "Min", "Max" or "Product".
@@ -79,8 +79,8 @@ def refusal(dtype: tf.DType, op: ReduceOp) -> str | None:
         return None
     if op is ReduceOp.ADASUM:
         return (
-            "Horovod's engine has no ADASUM. Use the native engine, which has: unset "
-            "TFDIST_ENGINE on all ranks."
+            "The Horovod engine does not support ADASUM, but the native engine does: "
+            "unset TFDIST_ENGINE on all ranks."
         )
     known = ", ".join(sorted(one.name for one in REDUCED))
     return (

@@ -11,11 +11,11 @@ from tfdist.core import native
 
 
 def for_all(name: str, process_set: int, timeout_s: float) -> None:
-    """Returns when all ranks of a process set have called it.
+    """Waits until all ranks of a process set have called this function.
 
     Args:
-        name: name that pairs the calls of the ranks.
-        process_set: number of the process set; 0: all ranks.
+        name: operation name; calls with the same name on different ranks are matched.
+        process_set: id of the process set; 0: all ranks.
         timeout_s: seconds to wait; 0: TFDIST_TIMEOUT_S.
 
     Raises:
@@ -46,7 +46,7 @@ def for_all(name: str, process_set: int, timeout_s: float) -> None:
 
 
 def unless_lost(name: str) -> None:
-    """Waits for all ranks of the job, or until a rank is lost or is too late.
+    """Waits for all ranks of the job, but no longer than until a rank is lost or late.
 
     Runs in a separate thread, so that Ctrl-C is handled.
     """

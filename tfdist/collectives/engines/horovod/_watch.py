@@ -6,7 +6,7 @@ tried with 0.28.1.) So a thread checks whether an operation is running, and how 
 have ended. If an operation is running and none has ended for TFDIST_TIMEOUT_S, or a
 rank is lost, the thread shuts Horovod down, which ends pending operations with an error
 on every running rank. If the shutdown does not return, for example because a rank is
-stopped, the thread ends this process.
+stopped, the thread terminates this process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:
     """Decides what to do with operations that have started but not ended.
 
     Args:
-        stuck_s: seconds since an operation last ended.
+        stuck_s: seconds since an operation last ended, or since none was running.
         lost_s: seconds since the world is known to have failed; None if it has not.
         limit_s: longest time in seconds that an operation may wait.
 
@@ -82,7 +82,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._ended.set()
         self._thread.join(1.0)
 
@@ -106,8 +106,8 @@ class Watch:
                 self._releasing.start()
             elif found is Verdict.DIE and self._is_releasing():
                 print(
-                    f"[tfdist] {failure}. Horovod does not release the operation that "
-                    "waits for it; this process exits.",
+                    f"[tfdist] {failure}. Horovod does not end an operation that waits "
+                    "for other ranks; this process exits.",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -1,14 +1,14 @@
 """The space of a plain `srun`, without PMI or PMIx: a port of rank 0, and MUNGE.
 
 Slurm has no key-value space of its own. Rank 0 listens on its host at a port that all
-ranks compute from the number of the job step. To whoever connects, it sends its value
-as a credential of MUNGE, with which almost every cluster of Slurm authenticates its
-users: MUNGE encrypts it such that only processes of the same user on hosts of the
-cluster can decode it, and tells them which user has made it. (C. Dunlap, MUNGE;
-munge(7).)
+ranks compute from the number of the job step. It sends its value to every client that
+connects, encrypted as a MUNGE credential. Almost every Slurm cluster authenticates its
+users with MUNGE. Only processes of the same user on hosts of the cluster can decode the
+credential, and MUNGE tells them which user created it. (C. Dunlap, MUNGE; munge(7).)
 
-A rank that has decoded the value proves this with an HMAC, and so does rank 0 in its
-answer. Rank 0 listens until all ranks have done so.
+A rank that has decoded the value proves this with an HMAC. Rank 0 answers with another
+HMAC, which proves that it knows the value. Rank 0 listens until all ranks have
+connected, or until the deadline.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tfdist.core.rendezvous.address import bind, is_loopback, reachable_address
 from tfdist.core.rendezvous.errors import RendezvousError, invalid, numbers, timeout
 from tfdist.core.rendezvous.placement import Placement
 
-# Above the ports that Linux gives to connections (32768 to 60999).
+# Above the ports that Linux assigns to outgoing connections (32768 to 60999).
 FIRST_PORT, LAST_PORT = 61000, 65535
 _PORTS = 8  # candidates, of which rank 0 takes the first free one
-_CONNECT_S, _CONNECTION_S = 2.0, 5.0  # most time to connect, and of a connection
-_PROGRAM_S = 10.0  # most time of a program
+_CONNECT_S, _CONNECTION_S = 2.0, 5.0  # limits for connecting and for a connection
+_PROGRAM_S = 10.0  # limit for a program
 _RETRY_S = 0.1
 _MAX_BYTES = 16384
 _MAX_CONNECTIONS = 32
 
 
 class MungeSpace:
-    """The methods are those of `spaces.Space`.
+    """The space of one job step; implements `spaces.Space`.
 
     Args:
         placement: the placement of this rank, with the name of the job step.
@@ -65,7 +65,7 @@ class MungeSpace:
         """Returns the address of rank 0."""
         found = resolve(self._host)
         if is_loopback(found) and not is_loopback(self._host):
-            # Many hosts know their own name as 127.0.1.1: the host is this one.
+            # Many hosts resolve their own name to 127.0.1.1. So rank 0 is on this host.
             return reachable_address(os.environ)
         return found
 
@@ -79,7 +79,7 @@ class MungeSpace:
 
         def serve(connection: socket.socket) -> None:
             try:
-                # A stranger may send anything, or nothing.
+                # A client that is not a rank may send anything, or nothing.
                 with connection, contextlib.suppress(OSError, ValueError):
                     rank = _answer(connection, name, text, value)
                     missing.discard(rank)
@@ -133,10 +133,10 @@ class MungeSpace:
 
 
 def _answer(connection: socket.socket, name: str, text: str, value: str) -> int:
-    """Sends the value to a rank; returns its number.
+    """Sends the value to a client; returns the client's rank.
 
     Raises:
-        OSError, ValueError: it was no rank of this job, or it has ended.
+        OSError, ValueError: the client is not a rank of this job, or has ended.
     """
     deadline = time.monotonic() + _CONNECTION_S
     connection.settimeout(_CONNECTION_S)
@@ -152,12 +152,12 @@ def _answer(connection: socket.socket, name: str, text: str, value: str) -> int:
 def _ask(
     address: tuple[str, int], name: str, rank: int, connect_timeout_s: float
 ) -> str:
-    """Returns the value of rank 0, if it listens at this address.
+    """Returns the value of rank 0, if rank 0 listens at this address.
 
     Raises:
-        OSError: nobody answers.
+        OSError: nothing answers.
         LookupError: another job of this user answers.
-        ValueError, TypeError: a stranger answers.
+        ValueError, TypeError: a process that is not rank 0 answers.
     """
     with socket.create_connection(address, connect_timeout_s) as connection:
         deadline = time.monotonic() + _CONNECTION_S
@@ -168,7 +168,7 @@ def _ask(
         value = str(found["value"])
         answer = f"{rank} {proof(name, value, f'{rank}')}\n"
         connection.sendall(answer.encode())
-        # Who has only passed on what rank 0 has sent does not know this.
+        # A process that only relays the credential of rank 0 cannot compute this.
         shown = _read_line(connection, deadline)
         if not hmac.compare_digest(
             shown.encode(), proof(name, value, f"{rank} seen").encode()
@@ -178,10 +178,10 @@ def _ask(
 
 
 def ports(name: str) -> list[int]:
-    """Returns the ports at which rank 0 may listen, in their order.
+    """Returns the ports at which rank 0 may listen, in the order to try them.
 
     Args:
-        name: names the job step and the exchange.
+        name: name of the job step, and the key of the value.
     """
     count = LAST_PORT - FIRST_PORT + 1
     hashed = [hashlib.sha256(f"{name} {i}".encode()).digest() for i in range(_PORTS)]
@@ -189,12 +189,12 @@ def ports(name: str) -> list[int]:
 
 
 def proof(name: str, value: str, what: str) -> str:
-    """Returns what shows that a rank knows the value.
+    """Returns an HMAC that proves knowledge of the value.
 
     Args:
-        name: names the job step and the exchange.
-        value: the secret of which the proof is made.
-        what: the statement that is proved.
+        name: name of the job step, and the key of the value.
+        value: value of rank 0, which is the key of the HMAC.
+        what: text to include in the HMAC.
     """
     return hmac.new(value.encode(), f"{name} {what}".encode(), "sha256").hexdigest()
 
@@ -210,8 +210,8 @@ def _listen(address: str, name: str) -> socket.socket:
         else:
             return listener
     raise invalid(
-        f"rank 0 cannot listen at {address}, as a rank of the first host of the job "
-        f"step does: {reason}; set TFDIST_RENDEZVOUS and TFDIST_SECRET_FILE instead "
+        f"rank 0 cannot listen at {address}, the address of the first host of the job "
+        f"step: {reason}; set TFDIST_RENDEZVOUS and TFDIST_SECRET_FILE instead "
         "(docs/launchers.md)"
     )
 
@@ -246,7 +246,7 @@ def decode(credential: str) -> str:
     """Returns the text of a credential.
 
     Raises:
-        ValueError: it is not a valid one, or another user has made it.
+        ValueError: the credential is not valid, or another user created it.
     """
     if not credential:
         raise ValueError("it sent nothing")
@@ -280,7 +280,7 @@ def _run(words: list[str], text: str) -> subprocess.CompletedProcess[str]:
 
 
 def first_host(hosts: str) -> str:
-    """Returns the first host of a list of Slurm.
+    """Returns the first host of a Slurm host list.
 
     Example:
         >>> from tfdist.core.rendezvous.spaces import munge
@@ -297,7 +297,7 @@ def resolve(host: str) -> str:
     """Returns an IP address of a host.
 
     Raises:
-        RendezvousError: neither the system nor Slurm knows one.
+        RendezvousError: neither the system nor Slurm knows an address of the host.
     """
     for name_of in (lambda: host, lambda: _slurm_address(host)):
         with contextlib.suppress(OSError, UnicodeError):
@@ -311,7 +311,7 @@ def resolve(host: str) -> str:
 
 
 def _slurm_address(host: str) -> str | None:
-    """Returns the address by which Slurm knows a host; None if it does not say."""
+    """Returns the address of a host in Slurm's configuration, or None."""
     try:
         done = _run(["scontrol", "--oneliner", "show", "node", host], "")
     except RendezvousError:
@@ -323,7 +323,7 @@ def _slurm_address(host: str) -> str | None:
 def opening(
     environ: Mapping[str, str], placement: Placement
 ) -> Callable[[float], MungeSpace] | None:
-    """Returns a function of the deadline that opens the space; None: there is none."""
+    """Returns a function that takes the deadline and opens the space, or None."""
     hosts = environ.get("SLURM_STEP_NODELIST")
     if placement.source != "slurm" or not hosts or not placement.job:
         return None

@@ -5,7 +5,7 @@ PMI": lines of name=value pairs, one answer for each line. PMI is described by P
 and others, "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale
 Systems", EuroMPI 2010.
 
-A program that itself uses MPI needs the socket for MPI: then there is no space.
+A program that itself uses MPI needs the socket for MPI, so there is no space then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*|_intel\w*)?\.so")
 
 
 class PmiSpace:
-    """A connection to the launcher; the methods are those of `spaces.Space`.
+    """A connection to the launcher; implements `spaces.Space`.
 
     Args:
         fd: the rank's socket to the launcher; it is duplicated.
-        deadline: monotonic time until which the launcher has to answer.
+        deadline: time by which the launcher must answer, on the time.monotonic() clock.
     """
 
     def __init__(self, fd: int, deadline: float) -> None:
@@ -101,7 +101,7 @@ class PmiSpace:
 
 
 def parse(line: str) -> dict[str, str]:
-    """Returns the pairs of a line.
+    """Returns the name=value pairs of a line.
 
     Example:
         >>> from tfdist.core.rendezvous.spaces import pmi
@@ -114,7 +114,7 @@ def parse(line: str) -> dict[str, str]:
 def opening(
     environ: Mapping[str, str], placement: Placement
 ) -> Callable[[float], PmiSpace] | None:
-    """Returns a function of the deadline that opens the space; None: there is none."""
+    """Returns a function that takes the deadline and opens the space, or None."""
     text = environ.get("PMI_FD", "")
     if placement.source not in SOURCES or not text.isdecimal():
         return None

@@ -1,8 +1,9 @@
 """The space of launchers that speak PMIx: mpirun of Open MPI, srun --mpi=pmix.
 
-The functions are those of the PMIx Standard (version 4.1, chapters 5 and 8), called by
-ctypes in the `libpmix` that comes with the launcher. Its structures have not changed
-since version 2. A program may use MPI at the same time, since PMIx counts its users.
+The functions are those of the PMIx Standard (version 4.1, chapters 5 and 8), called
+with ctypes in the `libpmix` that comes with the launcher. The structures of the
+standard have not changed since version 2. A program may use MPI at the same time,
+because a process may initialize PMIx several times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tfdist.core.rendezvous.placement import Placement
 SOURCES = ("openmpi", "slurm")
 _PREFIXES = ("PMIX_PREFIX", "OPAL_PREFIX", "PMIX_INSTALL_PREFIX")
 _FOLDERS = ("lib", "lib64", "lib/openmpi", "lib64/openmpi")
-# Where Debian has it, and what the loader finds in its own folders.
+# Path on Debian. The name alone is also tried, in the folders of the dynamic loader.
 _OTHERS = ("/usr/lib/*/pmix2/lib/libpmix.so.2",)
 _LIBRARY = "libpmix.so.2"
 _BOOL, _STRING, _GLOBAL = 1, 3, 3
@@ -36,7 +37,7 @@ class _Data(ctypes.Union):
     _fields_ = (
         ("flag", ctypes.c_bool),
         ("text", ctypes.c_char_p),
-        ("size", ctypes.c_uint64 * 3),  # of the largest member
+        ("size", ctypes.c_uint64 * 3),  # as large as the largest member in C
     )
 
 
@@ -53,11 +54,11 @@ class _Info(ctypes.Structure):
 
 
 class PmixSpace:
-    """A connection to the launcher; the methods are those of `spaces.Space`.
+    """A connection to the launcher; implements `spaces.Space`.
 
     Args:
         library: the loaded libpmix.
-        deadline: monotonic time until which the launcher has to answer.
+        deadline: time by which the launcher must answer, on the time.monotonic() clock.
     """
 
     def __init__(self, library: ctypes.CDLL, deadline: float) -> None:
@@ -66,7 +67,7 @@ class PmixSpace:
         self._self = _Proc()
         self._pid = os.getpid()
         self._call("PMIx_Init", deadline, ctypes.byref(self._self), None, 0)
-        # Without it, the launcher takes the end of this process for a failure.
+        # Otherwise the launcher considers the exit of this process a failure.
         atexit.register(self._finalize)
 
     def exchange(self, key: str, value: str | None, deadline: float) -> str:
@@ -88,16 +89,16 @@ class PmixSpace:
         return str(found.contents.data.text.decode())
 
     def _call(self, name: str, deadline: float, *arguments: object) -> None:
-        """Calls a function that may wait forever, until the deadline."""
+        """Calls a function that may block forever; waits at most until the deadline."""
         if self._thread.is_stuck:
-            raise invalid("an earlier call of PMIx has not ended")
+            raise invalid("an earlier PMIx call has not returned")
         function = functools.partial(getattr(self._library, name), *arguments)
         try:
             status = self._thread.call(function, deadline)
         except TimeoutError:
             raise self._late(name) from None
         if status != 0:
-            raise invalid(f"the launcher's {name} failed with the status {status}")
+            raise invalid(f"the launcher's {name} failed with status {status}")
 
     @staticmethod
     def _late(name: str) -> RendezvousError:
@@ -118,7 +119,7 @@ class PmixSpace:
 def opening(
     environ: Mapping[str, str], placement: Placement
 ) -> Callable[[float], PmixSpace] | None:
-    """Returns a function of the deadline that opens the space; None: there is none."""
+    """Returns a function that takes the deadline and opens the space, or None."""
     names = ("PMIX_NAMESPACE", "PMIX_RANK")
     if placement.source not in SOURCES or not all(environ.get(name) for name in names):
         return None

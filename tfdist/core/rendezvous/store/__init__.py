@@ -1,8 +1,8 @@
-"""The key/value store of a start: a small authenticated TCP server and its clients.
+"""The key/value store of the rendezvous: an authenticated TCP server and its clients.
 
 tfdistrun runs the server; without tfdistrun, rank 0 does. Values are JSON. If the
-connection of a rank ends before the rank has left, the server considers the rank dead
-and sets the failure key of this generation, so that no other rank waits for it.
+connection of a rank ends before the rank has left, the server considers the rank dead.
+It then sets the failure key of the generation, so that no other rank waits.
 """
 
 from tfdist.core.rendezvous.store.client import (

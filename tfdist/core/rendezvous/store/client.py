@@ -26,7 +26,8 @@ async def open_channel(
     """Connects to the store; see `connect_channel`.
 
     Raises:
-        RendezvousError: there was no server before the deadline, or it refuses.
+        RendezvousError: there was no server before the deadline, or the server refused
+            the connection.
     """
     where = join_address(*address)
     try:
@@ -75,7 +76,7 @@ class StoreClient:
             secret: the job's secret.
             deadline: time limit on the time.monotonic() clock, in seconds.
             job: name of the job, equal to the server's.
-            generation: number of the initialization; 0 outside of an initialization.
+            generation: number of the initialization; 0 outside an initialization.
             size: number of ranks that connect at once.
 
         Raises:
@@ -118,7 +119,7 @@ class StoreClient:
         await self._ask({"op": "set", "key": key, "value": value}, timeout_s)
 
     async def add(self, key: str, amount: int = 1, *, timeout_s: float = 10.0) -> int:
-        """Adds to a counter, which starts with 0; returns the sum."""
+        """Adds to a counter, which starts at 0; returns the sum."""
         request = {"op": "add", "key": key, "amount": amount}
         return int((await self._ask(request, timeout_s))["value"])
 
@@ -127,7 +128,7 @@ class StoreClient:
 
         Raises:
             MissingKeysError: some keys were not set in time.
-            RendezvousError: the store has ended.
+            RendezvousError: the store has ended or does not answer.
         """
         deadline = time.monotonic() + timeout_s
         values: list[Any] = []

@@ -43,8 +43,8 @@ def join_key(generation: int) -> str:
 def change_key(generation: int) -> str:
     """Returns the key that is set when the ranks of this generation are to change.
 
-    Newcomers want to join it, or members have to leave because the job shrinks. It is
-    for programs that do not hand over at an agreed step.
+    Newcomers want to join, or members have to leave because the job shrinks. The key is
+    used by programs that do not hand over at an agreed step.
     """
     return f"{prefix_of_generation(generation)}change"
 
@@ -55,7 +55,7 @@ _BEGUN = "begun"
 def begun_key(generation: int) -> str:
     """Returns the key that is set when the steps of this generation begin.
 
-    Its ranks are connected then, and have the state of the training.
+    At that time, its ranks are connected and have the training state.
     """
     return f"{prefix_of_generation(generation)}{_BEGUN}"
 
@@ -66,7 +66,7 @@ SLOW = "slow"  # value of `leave_key` of a member that is to be replaced
 
 
 def leave_key(member: int) -> str:
-    """Returns the key that a member sets when it wants to leave: to True, or SLOW."""
+    """Returns the key that a leaving member sets, to True or SLOW."""
     return f"{LEAVES}{member}"
 
 

@@ -1,4 +1,4 @@
-"""Presence of a rank at the store while the ranks connect."""
+"""Shows the store that a rank is alive while the ranks connect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist.core.rendezvous.store.keys import MEMBER
 
 
 class Membership:
-    """This rank's presence at the store while the ranks connect."""
+    """The connection that shows the store that this rank is alive."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

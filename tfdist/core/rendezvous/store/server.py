@@ -72,7 +72,7 @@ class StoreServer:
         if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
             return f"the store does not serve {claims!r:.100}"
         found = auth.difference({"job": self._job}, claims, {})
-        # A rank may start in an earlier generation than the job.
+        # A rank may still be in an earlier generation than the job.
         if not found and purpose == MEMBER and generation < self._newest_generation:
             expected = {"generation": self._newest_generation}
             found = auth.difference(expected, claims, {})
@@ -273,16 +273,16 @@ class StoreThread:
         self._loop.close()
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a key, soon; the ranks that wait for it are woken."""
+        """Schedules the setting of a key, which wakes the ranks that wait for it."""
         if self._server is not None:
             self._loop.call_soon_threadsafe(self._server.set, key, value)
 
     def remove_prefix(self, prefix: str) -> None:
-        """Removes the keys that start with `prefix`, soon."""
+        """Schedules the removal of the keys that start with `prefix`."""
         self._loop.call_soon_threadsafe(self._remove_prefix, prefix)
 
     def remove(self, key: str) -> None:
-        """Removes a key, soon."""
+        """Schedules the removal of a key."""
         self._loop.call_soon_threadsafe(self._remove, key)
 
     def _remove(self, key: str) -> None:
@@ -309,7 +309,7 @@ class StoreThread:
         return self._server is not None and self._server.joined
 
     def close(self) -> None:
-        """Ends the server and its thread; takes at most 2 s."""
+        """Ends the server and its thread; takes at most 4 s."""
         if not self._thread.is_alive() or self._server is None:
             return
         closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)

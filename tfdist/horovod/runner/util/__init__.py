@@ -1,1 +1,1 @@
-"""`horovod.runner.util`: what programs and their tests import from it."""
+"""`horovod.runner.util`: the parts that programs and their tests import."""

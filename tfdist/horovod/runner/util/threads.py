@@ -25,7 +25,7 @@ def in_thread(
         target: the function.
         args: its arguments.
         name: name of the thread.
-        daemon: whether the program may end before the thread.
+        daemon: whether the program may exit before the thread has ended.
         silent: whether exceptions of the function are logged at debug level instead of
             being printed to stderr.
 

@@ -65,11 +65,11 @@ def allreduce(
 
     Args:
         value: number, array or tensor of the same shape on all ranks.
-        name: identifies the operation across ranks; default: the place of the call in
-            the program.
+        name: operation name; calls with the same name on different ranks are matched.
+            Default: derived from the position of the call in the traced function.
         average: deprecated; True: `op=Average`, False: `op=Sum`.
-        prescale_factor: factor applied before the sum.
-        postscale_factor: factor applied after the sum.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after the reduction.
         op: `Average` (default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         compression: `Compression.none` or `Compression.fp16`.
 
@@ -96,13 +96,14 @@ def allgather(value: Any, name: str | None = None) -> tf.Tensor:
 
     Args:
         value: number, array or tensor; the first dimension may differ between ranks.
-        name: see `allreduce`.
+        name: operation name, as in `allreduce`.
 
     Returns:
         Tensor with the rows of all ranks.
 
     Raises:
-        tf.errors.FailedPreconditionError: dtypes or other dimensions differ.
+        tf.errors.FailedPreconditionError: dtypes, or dimensions after the first,
+            differ between the ranks.
     """
     return _of_tensors.allgather(tf.convert_to_tensor(value), name=name)
 
@@ -113,7 +114,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
     Args:
         value: number, array or tensor, of the same shape on all ranks.
         root_rank: rank whose value is sent.
-        name: see `allreduce`.
+        name: operation name, as in `allreduce`.
 
     Returns:
         Tensor with the shape and dtype of `value`.
@@ -125,11 +126,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
-    """Reduces a tensor over all ranks; each rank receives some of the rows.
+    """Reduces a tensor over all ranks; each rank receives some of the reduced rows.
 
     Args:
         value: array or tensor of the same shape on all ranks, not a scalar.
-        name: see `allreduce`.
+        name: operation name, as in `allreduce`.
         op: `Average` or `Sum`.
 
     Returns:

@@ -1,1 +1,1 @@
-"""`horovod.runner.common.util`: what programs and their tests import from it."""
+"""`horovod.runner.common.util`: the parts that programs and their tests import."""

@@ -12,16 +12,16 @@ __all__ = ["get_env_rank_and_size"]
 def get_env_rank_and_size() -> tuple[int, int]:
     """Returns this process's rank and the number of ranks, as set by its launcher.
 
-    Uses HOROVOD_RANK and HOROVOD_SIZE if both are set; otherwise the variables that
-    `hvd.init()` would use, of tfdistrun, mpirun or srun.
+    Uses HOROVOD_RANK and HOROVOD_SIZE if both are set; otherwise the variables of the
+    launcher (such as tfdistrun, mpirun or srun) that `hvd.init()` would use.
 
     Returns:
         Rank and size; 0 and 1 without a launcher.
 
     Raises:
         ValueError: HOROVOD_RANK or HOROVOD_SIZE is not a number.
-        tfdist.core.native.CoreError: a variable of a different launcher is malformed,
-            or variables contradict each other.
+        tfdist.core.native.CoreError: a launcher's variable is malformed, or variables
+            contradict each other.
 
     Example:
         >>> from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
