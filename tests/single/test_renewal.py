@@ -71,6 +71,16 @@ def test_a_request_is_not_limited_by_the_timeout_of_operations(launcher, monkeyp
 
 
 @deadline(30)
+def test_a_spare_waits_for_longer_than_the_store_waits_at_once(launcher, monkeypatch):
+    monkeypatch.setattr(renewal, "_LONGEST_WAIT_S", 0.1)
+    place = {"generation": 2, "rank": 1, "size": 3, "is_last": False}
+    place |= {"local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2}
+    threading.Timer(1.0, launcher.store.set, (answer_key(2, 7), place)).start()
+    found = renewal.ask_for_place(launcher.environ, 7, REQUEST)
+    assert found == renewal.Place(**place)
+
+
+@deadline(30)
 def test_a_request_ends_with_an_error_when_tfdistrun_ends(launcher):
     end = threading.Timer(0.5, launcher.store.close)
     end.start()

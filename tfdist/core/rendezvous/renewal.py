@@ -43,7 +43,7 @@ MEMBER = "TFDIST_MEMBER"
 MAX_SIZE = "TFDIST_MAX_SIZE"
 _CONNECT_S = 10.0
 _CLOSE_S = 2.0
-_FOREVER_S = 86400.0
+_LONGEST_WAIT_S = 86400.0  # of one request to the store
 _RETRY_S = 1.0
 _LEAVE_ATTEMPTS = 5
 
@@ -159,7 +159,7 @@ def ask_for_place(
     number: int,
     request: Mapping[str, Any],
 ) -> Place:
-    """Sends a request to tfdistrun, and waits for the answer, for at most a day.
+    """Sends a request to tfdistrun, and waits for the answer as long as it runs.
 
     tfdistrun answers a member when all other members have asked or exited. It answers a
     newcomer when rank 0 has completed the current step. To limit both waits, tfdistrun
@@ -174,7 +174,6 @@ def ask_for_place(
         RendezvousError: tfdistrun has exited, or refused the request for the reason in
             the message.
         DismissedError: this process has left the job and has to exit.
-        MissingKeysError: there was no answer within a day.
     """
     member = member_of(environ)
     key = answer_key(member or 0, number)
@@ -184,8 +183,12 @@ def ask_for_place(
         try:
             own = request_key(member or 0, number)
             await store.set(own, {**request, "member": member})
-            [answer] = await store.wait([key], _FOREVER_S)
-            return dict(answer)
+            while True:
+                try:
+                    [answer] = await store.wait([key], _LONGEST_WAIT_S)
+                    return dict(answer)
+                except MissingKeysError:
+                    continue  # a spare may wait for days
         finally:
             store.close()
 
@@ -277,7 +280,7 @@ class JoinNotice(_Notice):
 
     async def _exchange(self, store: StoreClient) -> None:
         await store.set(begun_key(self._generation), True)
-        await store.wait([self._key], _FOREVER_S)
+        await store.wait([self._key], _LONGEST_WAIT_S)
 
 
 class EndNotice(_Notice):
@@ -328,7 +331,7 @@ class EndNotice(_Notice):
             return self._end
 
     async def _exchange(self, store: StoreClient) -> None:
-        await store.wait([ask_step_key(self._generation)], _FOREVER_S)
+        await store.wait([ask_step_key(self._generation)], _LONGEST_WAIT_S)
         with self._changed:
             self._was_asked = True
             if self._reported is None:  # it must not change after an error
@@ -338,7 +341,7 @@ class EndNotice(_Notice):
             return
         member = member_of(self._environ) or 0
         await store.set(step_key(self._generation, member), self._reported)
-        [end] = await store.wait([end_key(self._generation)], _FOREVER_S)
+        [end] = await store.wait([end_key(self._generation)], _LONGEST_WAIT_S)
         with self._changed:
             self._end = int(end)
             self._changed.notify_all()
