@@ -60,7 +60,7 @@ def test_the_place_is_that_of_the_options_or_of_a_launcher(words, environ, rank,
 @pytest.mark.parametrize(
     ("words", "environ", "says"),
     [
-        (RDZV, {}, "--node-rank is missing: 0 on the first host"),
+        (RDZV, {}, "--node-rank is missing: pass 0 on the first host"),
         (("--node-rank", "1"), {}, "--rdzv HOST:PORT is missing"),
         (
             ("--node-rank", "1", "--rdzv", "host0"),

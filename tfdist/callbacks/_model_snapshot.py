@@ -22,9 +22,9 @@ _Values = dict[int, tuple[Any, np.ndarray]]
 class ModelSnapshots:
     """Copies the variables of a model to host memory.
 
-    Keras may save a variable of a custom layer or attribute although it is in no list
-    of the model. Such a variable is copied only after a first attempt to save it, which
-    fails.
+    Keras may save a variable of a custom layer or attribute that is in none of the
+    model's lists of variables. The first attempt to save such a variable fails; later
+    snapshots include it.
 
     The arrays of a snapshot that is no longer needed are reused: copying into new
     memory takes several times as long, because the kernel clears each page first.

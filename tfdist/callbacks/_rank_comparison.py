@@ -34,10 +34,10 @@ _DECIDES_BY = {
 class RankComparison(keras.callbacks.Callback):
     """Raises if the ranks diverge in `fit`.
 
-    Compares weights, optimizer variables, and the state of callbacks that make
-    decisions: after the first update, at the end of each epoch and at the end of
-    training. The first tfdist callback appends it to the list when training begins, so
-    that it runs after all other callbacks.
+    Compares weights, optimizer variables, and the state of callbacks that control
+    training (such as EarlyStopping) after the first update, after each epoch and at the
+    end of training. The first tfdist callback appends this one to the list when
+    training begins, so that it runs after all others.
     """
 
     described_as = "the comparison of weights"  # in messages, as users do not create it

@@ -147,8 +147,9 @@ class Checkpoint(RankCallback):
         if "://" in self.filepath:
             raise ValueError(
                 "Expected a filepath in a local or mounted folder, got "
-                f"{self.filepath!r}. Checkpoint renames the complete file, which "
-                "remote file systems cannot do. Copy the saved files, or use "
+                f"{self.filepath!r}. Checkpoint renames each file when it is "
+                "complete, which remote file systems cannot do. Save to a local folder "
+                "and copy the files from there, or use "
                 "RankZeroOnly(keras.callbacks.ModelCheckpoint(...))."
             )
         _check_names(self.filepath)
@@ -412,5 +413,5 @@ def _check_names(filepath: str) -> None:
     if problem is not None:
         raise ValueError(
             "Expected a filepath with names in braces, e.g. 'model-{epoch:03d}.keras', "
-            f"got {filepath!r}: {problem}. To get a brace in the name, write it twice."
+            f"got {filepath!r}: {problem}. For a literal brace, write it twice."
         )

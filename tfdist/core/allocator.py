@@ -10,7 +10,7 @@ LIMIT_MIB = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to set before TensorFlow creates its first tensor.
+    """Returns the environment variables to set before TensorFlow's first tensor.
 
     By default TensorFlow uses malloc, which returns the memory of large tensors to the
     system. Each step then maps memory for gradients and results again, 4 KiB at a time.

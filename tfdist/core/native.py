@@ -427,13 +427,15 @@ def still() -> tuple[float, int]:
 
 
 def report_blocked(moves: int, how: int, place: str) -> None:
-    """Reports that the program waits in collectives, for deadlock detection.
+    """Reports, for deadlock detection, that the program is blocked in collectives.
 
     Args:
-        moves: number of moves returned by `still` before the stacks were inspected.
-        how: 0: it waits in eager calls; 1: in functions, which may still submit other
-            operations; 2: in functions for so long that no other operation is expected.
-        place: description of the call in which the program waits.
+        moves: the number of moves of the engine, as returned by `still` before the
+            stacks of the program were inspected.
+        how: 0: blocked in eager calls; 1: blocked in a `tf.function`, which may still
+            submit other operations; 2: blocked in a `tf.function` for so long that no
+            other operation is expected.
+        place: description of the call in which the program is blocked.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
 

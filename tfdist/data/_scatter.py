@@ -30,31 +30,30 @@ def scatter(
     """Reads the datasets of all ranks on a few ranks, and sends each rank its elements.
 
     Use `scatter` if not all ranks can access the data, or if the file system is faster
-    with few readers. In every iteration, each rank gets the same elements in the same
-    order, with the same shapes and types, as if it read its dataset itself.
+    with few readers. In every pass, a rank gets what it would get by reading its own
+    dataset itself: the same elements in the same order, with the same shapes and types.
 
     All ranks have to call this function, in the same order relative to collectives. The
     ranks that read are spread over the hosts. Each of them reads its own dataset
     directly, and reads ahead in the datasets of other ranks in separate threads.
 
     If an iterator is discarded before the end (by `break` or `steps_per_epoch`), the
-    reader stops reading for it. Reading from an iterator discards older iterators that
-    have not been read from yet, except the newest 16 of them. Reading from a discarded
-    iterator raises an error.
+    reader stops reading for it. At most 16 older iterators are kept that have not been
+    read from: the first read from an iterator discards all but the newest 16 of them.
+    Reading from a discarded iterator raises an error.
 
     Args:
         dataset: a function that accepts a rank and returns the `tf.data.Dataset` of
-            that rank. The function is called only on the rank that reads the dataset.
-            All random operations in the function need a seed. Without a seed, two
-            iterations differ, with or without `scatter`. All ranks also need the same
+            that rank; or a `tf.data.Dataset` that is not shuffled, whose element i
+            then belongs to rank i mod `size()`. A function is called only on the rank
+            that reads the dataset. All random operations in it need a seed; without
+            one, two passes differ, also without `scatter`. All ranks also need the same
             global seed (`keras.utils.set_random_seed`), which TensorFlow combines with
-            the seed of each operation. Alternatively, a `tf.data.Dataset` that is not
-            shuffled; element i then belongs to rank i mod `size()`. Elements are
-            tensors of numbers, bool or strings, in dicts and tuples; dimensions may be
-            unknown.
+            the seed of each operation. Elements are tensors of numbers, bool or
+            strings, in dicts and tuples; dimensions may be unknown.
         readers: number of ranks that read, from 1 to `size()`; default 1.
-        buffer_bytes: maximum number of bytes that a rank receives in advance; a single
-            larger element is also allowed. Default 64 MiB.
+        buffer_bytes: maximum number of bytes that are prefetched for a rank; a single
+            element may exceed it. Default 64 MiB.
 
     Returns:
         The dataset of this rank. Its cardinality is that of the dataset on the reader.

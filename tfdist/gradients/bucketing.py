@@ -85,7 +85,7 @@ def cut_buckets(
 
 
 def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
-    """Splits a gradient list into contiguous groups with about equally many bytes.
+    """Splits a gradient list into contiguous groups of about equal size in bytes.
 
     Args:
         sizes_bytes: size of each gradient in bytes, in the order of the gradient list.

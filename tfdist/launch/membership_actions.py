@@ -10,14 +10,14 @@ START_FAILURES = 3
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a place in the next generation.
+    """A member's request for its rank in the next generation of an elastic job.
 
     Attributes:
-        member: number of the sender.
-        generation: generation that has ended for the sender; 0 if the sender is a
-            newcomer that is ready to join.
-        committed: number of steps that the sender has committed; -1 if the sender was
-            started as a newcomer and has not received the state of the training yet.
+        member: member number of the sender.
+        generation: generation that the sender has left; 0 if it is a newcomer that is
+            ready to join.
+        committed: number of steps that the sender has committed; -1 if it was started
+            as a newcomer and has not received the training state yet.
         failed: ranks of that generation that the sender knows to have failed.
         program: hash of everything that must be equal on all members, such as versions
             and the model; "" if the hash is not known.

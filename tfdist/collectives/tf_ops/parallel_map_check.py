@@ -17,11 +17,11 @@ import tensorflow as tf
 def check_not_parallel() -> None:
     """Raises if the function being traced will be called for several elements at once.
 
-    Does not detect an operation in a function that was traced earlier and is called
-    from the dataset's function.
+    Does not detect a collective in a `tf.function` that was traced earlier and is
+    called by the function that was passed to `map` or `interleave`.
 
     Raises:
-        ValueError: the message shows the correct form.
+        ValueError: it will run in parallel; the message shows how to write the call.
     """
     graph = tf.compat.v1.get_default_graph()
     while not str(getattr(graph, "name", "")).startswith("Dataset_"):

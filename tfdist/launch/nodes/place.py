@@ -169,8 +169,8 @@ def _rank(
         return 0
     if rank is None:
         raise invalid(
-            "--node-rank is missing: 0 on the first host, 1 on the second, up to "
-            f"{nodes - 1}"
+            "--node-rank is missing: pass 0 on the first host, 1 on the second, and so "
+            f"on, up to {nodes - 1}"
         )
     if rank >= nodes:
         origin = "JOB_COMPLETION_INDEX" if options.node_rank is None else "--node-rank"
