@@ -26,6 +26,15 @@ def test_a_function_that_does_not_return_is_given_up_at_the_deadline():
     release.set()
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also in a job that a shell runs with `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_wait_that_is_interrupted_leaves_the_thread_stuck():
     thread, release = BoundedThread("bounded"), threading.Event()
     main = threading.main_thread().ident
