@@ -62,8 +62,7 @@ class ElasticFit(keras.callbacks.Callback):
     Args:
         callbacks: the callback list of `fit`.
         source: the batches, from `tfdist.data.global_batches`.
-        step_size: variable with the number of samples in a step and the number of
-            ranks; traced functions read it.
+        step_size: variable that traced functions read: samples in a step, and ranks.
         start: number of steps that an earlier job has completed.
     """
 
@@ -286,8 +285,6 @@ class ElasticFit(keras.callbacks.Callback):
             step_size = source.step_size(self._epoch, size)
             announce_steps(self._list, done + left, step_size)
 
-    # ---- validation ----
-
     def _validate(self, *arguments: Any, **options: Any) -> Any:
         """Runs the validation of an epoch."""
         place = place_of_validation(self._epoch)
@@ -398,8 +395,6 @@ class ElasticFit(keras.callbacks.Callback):
                     state.assign(values)
                     return
 
-    # ---- skipping to the place of the other ranks ----
-
     def _skips(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
         """Returns whether this rank skips a place.
 
@@ -473,11 +468,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._announce_steps(self._place)
 
     def _notify_callbacks(self) -> None:
-        """Tells the callbacks that the ranks have changed.
-
-        Called when the state of the callbacks is up to date: a newcomer that is rank 0
-        opens files, for example, which the state of another rank does not have.
-        """
+        """Tells the callbacks, which have their state, that the ranks have changed."""
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:

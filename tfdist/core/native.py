@@ -144,12 +144,10 @@ def start(
         host: host name of this rank, for messages.
         generation: generation number of the world.
         own_doorbell_fd: eventfd with which the other ranks of this host wake this rank.
-        links: links to all other ranks. If the job has more than TFDIST_MESH_RANKS
-            ranks: links to `overlay.neighbours`.
+        links: links to all other ranks; above TFDIST_MESH_RANKS: `overlay.neighbours`.
         hosts: host names of all ranks, for messages; default: host names in `links`.
         pids: process ids of all ranks, for messages; default: those in `links`.
-        wanted_fd: eventfd that the core signals when it needs another link
-            (`take_link_requests`).
+        wanted_fd: eventfd that the core signals when `take_link_requests` has some.
         own_window_fd: memory file from which the other ranks of this host read.
         tuning: rules of the tuning file, equal on all ranks.
         tuning_hash: hash of the tuning file, for `counters`.
@@ -430,11 +428,9 @@ def report_blocked(moves: int, how: int, place: str) -> None:
     """Reports, for deadlock detection, that the program is blocked in collectives.
 
     Args:
-        moves: the number of moves of the engine, as returned by `still` before the
-            stacks of the program were inspected.
-        how: 0: blocked in eager calls; 1: blocked in a `tf.function`, which may still
-            submit other operations; 2: blocked in a `tf.function` for so long that no
-            other operation is expected.
+        moves: number of moves, from `still`, before the stacks were inspected.
+        how: 0: blocked in eager calls; 1: in a `tf.function` that may still submit
+            other operations; 2: in a `tf.function`, so long that none is expected.
         place: description of the call in which the program is blocked.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
