@@ -30,6 +30,22 @@ def train(folder, *options, epochs, kills=(), compiled=None, timeout_s=120.0):
     return steps_of(folder), history
 
 
+def train_until_joined(folder, *options, member, kills):
+    """Trains until a newcomer has joined, and for 12 epochs more; checks the result.
+
+    All ranks then validate once more: after every tenth epoch.
+    """
+    (folder / "slow").touch()
+    for kill in kills:
+        (folder / f"kill-{kill}").touch()
+    process = start(folder, *options, *command(folder, 100_000))
+    until(lambda: has_joined(folder, member), 90.0)
+    epochs = lines(folder / "commits")[-1]["epoch"] + 12
+    finish_at(folder, process, epochs)
+    check(folder, epochs)
+    return steps_of(folder), epochs
+
+
 def sizes(rows):
     """The numbers of ranks of the steps, without repetitions."""
     return [size for size, _ in itertools.groupby(row["size"] for row in rows)]
@@ -37,16 +53,10 @@ def sizes(rows):
 
 @deadline(150)
 def test_a_lost_rank_is_replaced_and_the_history_is_that_of_an_unfailed_run(tmp_path):
-    (tmp_path / "slow").touch()
-    (tmp_path / "kill-0-3-2-before").touch()
     options = ("-np", "2", "--min-np", "1")
-    process = start(tmp_path, *options, *command(tmp_path, 100_000))
-    until(lambda: has_joined(tmp_path, 2), 90.0)
-    # Both ranks validate once: after every tenth epoch.
-    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 12
-    finish_at(tmp_path, process, epochs)
-    check(tmp_path, epochs)
-    steps = steps_of(tmp_path)
+    steps, epochs = train_until_joined(
+        tmp_path, *options, member=2, kills=["0-3-2-before"]
+    )
     assert sizes(steps[1]) == [2, 1, 2]
     assert len(steps[1]) == epochs * STEPS
     assert steps[2][-1]["epoch"] == epochs - 1
@@ -67,16 +77,9 @@ def test_ranks_are_lost_at_the_end_of_an_epoch_and_after_a_step(tmp_path):
 @deadline(150)
 def test_a_newcomer_may_become_rank_0_while_it_joins(tmp_path):
     """The rank 0 that it would join is lost while it shares its state."""
-    (tmp_path / "slow").touch()
-    for kill in ("1-3-2-before", "0-0-0-share"):
-        (tmp_path / f"kill-{kill}").touch()
     options = ("-np", "3", "--min-np", "1", "--max-restarts", "1")
-    process = start(tmp_path, *options, *command(tmp_path, 100_000))
-    until(lambda: has_joined(tmp_path, 3), 90.0)
-    epochs = lines(tmp_path / "commits")[-1]["epoch"] + 12
-    finish_at(tmp_path, process, epochs)
-    check(tmp_path, epochs)
-    steps = steps_of(tmp_path)
+    kills = ["1-3-2-before", "0-0-0-share"]
+    steps, _ = train_until_joined(tmp_path, *options, member=3, kills=kills)
     assert {step["rank"] for step in steps[3]} == {0}
     assert sizes(steps[2]) == [3, 2]
 
