@@ -7,7 +7,8 @@ In each round, every launcher runs a training of three ranks with a small model,
 steps take about 20 ms, and one of the ranks (not rank 0) is killed. Reported are the
 seconds from the kill to the first completed step after the interrupted one, and to the
 first step in which three ranks take part again: the medians of the rounds, and their
-ranges.
+ranges. "tfdist, one rank" is what a replacement needs at least: the seconds from the
+start of a process that trains alone to its first step.
 
 tfdist repeats the step with two ranks, or with a spare, while a replacement starts.
 torchrun restarts all ranks (`--max-restarts`); they continue from a checkpoint, which
@@ -227,6 +228,18 @@ def run_tfdist_with_spare(folder: Path, python: str) -> tuple[float, float]:
     return run_tfdist(folder, python, "--spares", "1")
 
 
+def run_tfdist_alone(folder: Path, python: str) -> tuple[float, float]:
+    """One rank that trains alone; both times are those from its start to a step."""
+    del python
+    file = folder / "steps"
+    started_s = time.monotonic()
+    with _started([sys.executable, "-c", TFDIST, str(file)], folder):
+        training = Training(file)
+        training.wait(lambda rows: bool(rows))
+    first_step_s = training.rows()[0][0] - started_s
+    return first_step_s, first_step_s
+
+
 def run_torchrun(folder: Path, python: str) -> tuple[float, float]:
     """One training under torchrun."""
     file, program = folder / "steps", folder / "train.py"
@@ -264,6 +277,7 @@ def run_torchft(folder: Path, python: str) -> tuple[float, float]:
 WAYS = {
     "tfdist": run_tfdist,
     "tfdist --spares 1": run_tfdist_with_spare,
+    "tfdist, one rank": run_tfdist_alone,
     "torchrun": run_torchrun,
     "torchft": run_torchft,
 }
