@@ -7,8 +7,8 @@ In each round, every launcher runs a training of three ranks with a small model,
 steps take about 20 ms, and one of the ranks (not rank 0) is killed. Reported are the
 seconds from the kill to the first completed step after the interrupted one, and to the
 first step in which three ranks take part again: the medians of the rounds, and their
-ranges. "tfdist, one rank" is what a replacement needs at least: the seconds from the
-start of a process that trains alone to its first step.
+ranges. For tfdist, a third time is what the replacement needs to import TensorFlow and
+to trace its step; the rest of the second time is what tfdist adds.
 
 tfdist repeats the step with two ranks, or with a spare, while a replacement starts.
 torchrun restarts all ranks (`--max-restarts`); they continue from a checkpoint, which
@@ -34,9 +34,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RANKS, STEPS_BEFORE, LIMIT_S = 3, 50, 120.0
 STEP_S = 0.02
+COLUMNS = ("next step", "all ranks", "import and trace")
 
 TFDIST = f"""
 import json, os, sys, time
+started_s = time.monotonic()
 import keras, numpy as np, tensorflow as tf, tfdist
 tfdist.init()
 x = np.random.default_rng(0).standard_normal((600, 64)).astype("float32")
@@ -50,6 +52,8 @@ def step_with(rows):
         loss = tf.reduce_mean(model(rows) ** 2)
     grads = tape.gradient(loss, model.trainable_variables, weight=tf.shape(rows)[0])
     optimizer.apply(grads, model.trainable_variables)
+    with open(sys.argv[1] + ".traced", "a") as log:  # runs when the step is traced
+        log.write(json.dumps([os.getpid(), time.monotonic() - started_s]) + "\\n")
 
 state = tfdist.elastic.State(model, optimizer)
 for step in state.steps(10**9):
@@ -210,7 +214,7 @@ def _started(command: list[str], folder: Path, **environ: str) -> Iterator[None]
             process.wait(10.0)
 
 
-def run_tfdist(folder: Path, python: str, *options: str) -> tuple[float, float]:
+def run_tfdist(folder: Path, python: str, *options: str) -> tuple[float, ...]:
     """One training under tfdistrun."""
     del python
     file = folder / "steps"
@@ -220,24 +224,16 @@ def run_tfdist(folder: Path, python: str, *options: str) -> tuple[float, float]:
         if "--spares" in options:
             Training(file).wait(lambda rows: bool(rows))
             time.sleep(10.0)  # the spare is ready
-        return Training(file).pause()
+        next_step_s, all_ranks_s = Training(file).pause()
+    if "--spares" in options:
+        return next_step_s, all_ranks_s
+    traced = (folder / "steps.traced").read_text().splitlines()
+    return next_step_s, all_ranks_s, json.loads(traced[-1])[1]
 
 
-def run_tfdist_with_spare(folder: Path, python: str) -> tuple[float, float]:
+def run_tfdist_with_spare(folder: Path, python: str) -> tuple[float, ...]:
     """One training under tfdistrun, with a spare."""
     return run_tfdist(folder, python, "--spares", "1")
-
-
-def run_tfdist_alone(folder: Path, python: str) -> tuple[float, float]:
-    """One rank that trains alone; both times are those from its start to a step."""
-    del python
-    file = folder / "steps"
-    started_s = time.monotonic()
-    with _started([sys.executable, "-c", TFDIST, str(file)], folder):
-        training = Training(file)
-        training.wait(lambda rows: bool(rows))
-    first_step_s = training.rows()[0][0] - started_s
-    return first_step_s, first_step_s
 
 
 def run_torchrun(folder: Path, python: str) -> tuple[float, float]:
@@ -277,7 +273,6 @@ def run_torchft(folder: Path, python: str) -> tuple[float, float]:
 WAYS = {
     "tfdist": run_tfdist,
     "tfdist --spares 1": run_tfdist_with_spare,
-    "tfdist, one rank": run_tfdist_alone,
     "torchrun": run_torchrun,
     "torchft": run_torchft,
 }
@@ -290,7 +285,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS])
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in options.ways}
+    found: dict[str, list[tuple[float, ...]]] = {way: [] for way in options.ways}
     for number in range(options.rounds):
         for way in options.ways:
             with tempfile.TemporaryDirectory(prefix="tfdist-peers-") as name:
@@ -301,16 +296,16 @@ def main() -> int:
                     print(f"{way}: {error}; {said}", flush=True)
                     continue
             found[way].append(times)
-            shown = f"{times[0]:.2f} s, {times[1]:.2f} s"
+            shown = ", ".join(f"{seconds:.2f} s" for seconds in times)
             print(f"round {number}, {way}: {shown}", flush=True)
     for way, times in found.items():
         if times:
             columns = [sorted(column) for column in zip(*times, strict=True)]
-            next_step, all_ranks = (
-                f"{statistics.median(c):6.2f} s ({c[0]:.2f} to {c[-1]:.2f})"
-                for c in columns
+            shown = ", ".join(
+                f"{name} {statistics.median(c):6.2f} s ({c[0]:.2f} to {c[-1]:.2f})"
+                for name, c in zip(COLUMNS, columns, strict=False)
             )
-            print(f"{way:18} next step {next_step}, all ranks {all_ranks}")
+            print(f"{way:18} {shown}")
     return 0
 
 
