@@ -1,8 +1,9 @@
-"""docs/large-batches.md: its lines run, its links and its table are right."""
+"""The pages on large batches: their code runs, and the table of presets is complete."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.pages import run_page
 
@@ -13,14 +14,28 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
 
 
-def test_all_lines_of_the_page_run():
+@pytest.fixture(autouse=True)
+def _shut_down():
+    yield
+    tfdist.shutdown()
+
+
+def test_the_code_on_rates_runs():
     names = run_page("large-batches.md")
-    assert isinstance(names["lars"], LARS) and isinstance(names["lamb"], LAMB)
-    assert isinstance(names["rms"], RMSpropWarmup)
     steps = (0, 99, 100, 30 * 20 - 1, 30 * 20, 60 * 20)
     found = [float(names["rate"](step)) for step in steps]
     assert found == pytest.approx([0.1, 0.199, 0.2, 0.2, 0.02, 0.002])
-    tfdist.shutdown()
+
+
+def test_the_code_on_optimizers_runs():
+    names = run_page("large-batch-optimizers.md")
+    assert isinstance(names["lars"], LARS) and isinstance(names["lamb"], LAMB)
+    assert isinstance(names["rms"], RMSpropWarmup)
+
+
+def test_the_code_on_adasum_runs():
+    model = run_page("adasum.md")["model"]
+    model.fit(np.zeros((8, 4)), np.zeros((8, 1)), verbose=0)
 
 
 def test_the_table_has_every_preset():
