@@ -11,7 +11,7 @@ Description: Metrics and predictions that are those of one process, in a part of
 
 An evaluation can be distributed over the ranks, so that each rank uses a part of the
 data. The results should be the same as in one process that uses all data. This guide
-shows what goes wrong if you combine the results by hand, and how to get exact results.
+shows what goes wrong if you combine the results manually, and how to get exact results.
 
 ```shell
 tfdistrun -np 2 python docs/guides/evaluation.py
@@ -90,17 +90,18 @@ history = model.fit(
 )
 
 """
-## What goes wrong by hand
+## Why averaging results is not enough
 
-A simple way is to let each rank evaluate its share, and to average the results. For a
-metric that is a mean, this is correct if all shares have the same size. With 797 digits
-on two ranks they do not, and samples in the smaller share have more weight. For F1 it is
-never correct: the mean of two F1 scores is not the F1 score of all samples.
+You could let each rank evaluate its share of the data, and average the results. If a
+metric is a mean over samples, this is correct only if all shares have the same size. The
+shares of two ranks cannot have the same size here, because there are 797 digits: samples
+in the smaller share get a larger weight. For F1, averaging is never correct, because the
+mean of two F1 scores is not the F1 score of all samples.
 """
 
 mine = slice(tfdist.rank(), None, tfdist.size())
 share = model.evaluate(x[mine], y[mine], verbose=0, return_dict=True)
-by_hand = {name: float(tfdist.allreduce(value)) for name, value in share.items()}
+averaged = {name: float(tfdist.allreduce(value)) for name, value in share.items()}
 
 """
 ## evaluate
@@ -123,12 +124,12 @@ alone = model.evaluate(x, y, verbose=0, return_dict=True)
 for name in alone:
     say(
         f"{name:>8}: alone {alone[name]:.7f}, tfdist.evaluate {together[name]:.7f}, "
-        f"mean of the ranks {by_hand[name]:.7f}"
+        f"mean of the ranks {averaged[name]:.7f}"
     )
     assert abs(together[name] - alone[name]) < 1e-6
     assert abs(history.history[f"val_{name}"][-1] - alone[name]) < 1e-6
 if tfdist.size() > 1:
-    assert abs(by_hand["f1"] - alone["f1"]) > 1e-5
+    assert abs(averaged["f1"] - alone["f1"]) > 1e-5
 
 """
 ## predict
