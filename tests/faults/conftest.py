@@ -3,6 +3,14 @@
 import uuid
 
 import pytest
+from helpers.launcher import kill_started
+
+
+@pytest.fixture(autouse=True)
+def _end_jobs():
+    """Kills the job of a failed test, which would slow down all later tests."""
+    yield
+    kill_started()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -80,9 +81,12 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**environ, **more}
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
 def start(cwd: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
     """Starts tfdistrun in the folder `cwd`."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*TFDISTRUN, *arguments],
         cwd=cwd,
         env=clean_environment(**environ),
@@ -92,6 +96,20 @@ def start(cwd: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         text=True,
         preexec_fn=_hear_hangups,
     )
+    _started.append(process)
+    return process
+
+
+def kill_started() -> None:
+    """Kills all processes of the jobs of `start` that still run."""
+    for process in _started:
+        if process.poll() is None:
+            first = psutil.Process(process.pid)
+            for one in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            process.wait(10.0)
+    _started.clear()
 
 
 def _hear_hangups() -> None:
