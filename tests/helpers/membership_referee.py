@@ -8,7 +8,11 @@ a process really has ended, come from the simulated world.
 from collections import Counter
 
 from tfdist.launch.membership_actions import Answer, Fail, Refuse
-from tfdist.launch.membership_state import MOST_ROUNDS, START_FAILURES
+from tfdist.launch.membership_state import (
+    BACKGROUND_LIMIT_S,
+    MOST_ROUNDS,
+    START_FAILURES,
+)
 
 
 class Violation(AssertionError):
@@ -68,6 +72,8 @@ class Referee:
         self.slow_since_s = -float("inf")
         self.slow_leaving = set()  # members that leave because they are slow
         self.were_slow = set()  # members that were to be replaced
+        # Newcomers with a smaller share of the CPUs: until when at most.
+        self.background = {}
 
     # ---- events ----
 
@@ -308,6 +314,11 @@ class Referee:
         newcomers = self.live - self.ranks.keys() - self.dismissed - self.killed
         return newcomers & self.unwanted
 
+    def _needed(self):
+        """The newcomers that can take vacant places first."""
+        newcomers = [*self.ready, *sorted(self._preparing())]
+        return {*newcomers[: self._vacancies()]}
+
     def _missing(self):
         """The number of processes that are missing as soon as members have left."""
         there = self.live - self.dismissed - self.shed - self._going()
@@ -364,7 +375,7 @@ class Referee:
             self.given[kind] += 1
             is_shed = kind == "Kill" and "no longer needed" in action.reason
             is_shed = is_shed and action.member not in self.useless()
-            if kind in ("AskStep", "Start") or is_shed:
+            if kind in ("AskStep", "Start", "Prioritize") or is_shed:
                 self._update_slow(now_s)
                 self._keep_needed()
             getattr(self, f"_check_{kind.lower()}")(action, now_s)
@@ -383,6 +394,8 @@ class Referee:
 
     def _check_nothing_is_due(self):
         members = self.members()
+        slow = self.background.keys() & (members | self._needed())
+        require(not slow, "who is needed has the share of a member", slow)
         require(members, "a job without members is over", self.ranks)
         if members <= self.requests.keys() - self.killed:
             require(not self._is_enough(members), "a round closes at once", members)
@@ -429,7 +442,17 @@ class Referee:
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
+        is_needed = action.member in self._needed()
+        require(is_needed != action.in_background, "spares give way", action)
+        if action.in_background:
+            self.background[action.member] = now_s + BACKGROUND_LIMIT_S
         self.deadline_s[action.member] = now_s + self.settings["start_limit_s"]
+
+    def _check_prioritize(self, action, now_s):
+        is_needed = action.member in self.members() | self._needed()
+        end_s = self.background.pop(action.member, float("inf"))
+        holds = end_s < float("inf") and (is_needed or now_s >= end_s)
+        require(holds, "a newcomer in the background is needed", action)
 
     def _check_kill(self, action, now_s):
         member = action.member

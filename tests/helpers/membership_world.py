@@ -23,6 +23,7 @@ from tfdist.launch.membership_actions import (
     EndAt,
     Fail,
     Kill,
+    Prioritize,
     Refuse,
     Request,
     Start,
@@ -207,6 +208,8 @@ class World:
                 case Start(member):
                     process = self._new_process(member)
                     self._prepare(process)
+                case Prioritize():
+                    pass  # the time that a newcomer needs is random
                 case Kill(member):
                     process = self.processes[member]
                     self.later(self._delay_s(), self._die, process, True)

@@ -30,13 +30,19 @@ class Processes:
 
     def __init__(self):
         self.killed, self.formed_ranks, self.started = [], [], []
+        self.background = set()
         self.stopped_members = set()
 
-    def start(self, member, name):
+    def start(self, member, name, *, in_background):
         self.started.append(name)
+        if in_background:
+            self.background.add(member)
         self.hosts.slots.take(member, self.job._membership.live - {member})
         self.job.started(int(name.split()[1]), os.getpid())
         return True
+
+    def prioritize(self, member):
+        self.background.remove(member)
 
     def kill(self, member):
         self.killed.append(member)

@@ -11,12 +11,14 @@ from tfdist.launch.membership_actions import (
     EndAt,
     Fail,
     Kill,
+    Prioritize,
     Refuse,
     Request,
     Start,
     Stop,
 )
 from tfdist.launch.membership_state import (
+    BACKGROUND_LIMIT_S,
     MOST_ROUNDS,
     NAMED_LIMIT_S,
     REPLACE_EVERY_S,
@@ -103,6 +105,11 @@ def of(kind, actions):
 def places(actions):
     """Member → rank in the generation that is formed; {} if none is."""
     return {action.member: action.rank for action in of(Answer, actions)}
+
+
+def spare(member):
+    """The start of a newcomer for which no place is vacant."""
+    return Start(member, in_background=True)
 
 
 def members(actions):
@@ -309,11 +316,44 @@ def test_it_stops_when_finished_members_leave_too_few():
 
 def test_a_spare_takes_the_place_of_a_lost_member_at_once():
     job = Job(3, spares=1)
-    assert job.membership.begin(0.0) == [Start(3)]
+    assert job.membership.begin(0.0) == [spare(3)]
     assert job.ready(3) == []  # the job has all its members: nobody is told
-    assert job.lose(1) == [Fail(1, 1, 1), Announce(1), Start(4)]  # the next spare
+    assert job.lose(1) == [
+        *(Fail(1, 1, 1), Announce(1), Prioritize(3)),
+        spare(4),  # the next one is not needed yet
+    ]
     assert places(job.ask(0, 2)) == {0: 0, 3: 1, 2: 2}
     assert job.membership.restarts == 1
+
+
+def test_a_spare_that_prepares_itself_is_not_in_the_background_once_it_is_needed():
+    job = Job(2, spares=2)
+    assert job.membership.begin(0.0) == [spare(2), spare(3)]
+    actions = job.lose(0)
+    assert actions[-2:] == [Prioritize(2), spare(4)]
+    assert job.ready(3)[-1] == Prioritize(3)  # it joins before member 2
+    assert places(job.ask(1)) == {1: 0, 3: 1}
+
+
+def test_a_spare_that_prepares_itself_for_long_is_not_in_the_background_any_more():
+    """On busy CPUs, it might not be ready in time."""
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    assert job.after(BACKGROUND_LIMIT_S - 1.0) == []
+    assert job.after(1.0) == [Prioritize(2)]
+    assert job.after(1.0) == []
+
+
+def test_a_spare_that_has_ended_is_not_in_the_background_any_more():
+    job = Job(2, spares=1)
+    job.membership.begin(0.0)
+    assert job.lose(2) == [spare(3)]
+    assert job.after(BACKGROUND_LIMIT_S) == [Prioritize(3)]
+
+
+def test_without_a_spare_a_replacement_is_needed_at_once():
+    job = Job(2)
+    assert of(Start, job.lose(0)) == [Start(2)]
 
 
 def test_further_spares_wait_in_the_order_of_their_readiness():
@@ -695,7 +735,7 @@ def test_a_spare_takes_the_place_of_a_member_that_leaves():
     job = Job(2, spares=1)
     job.membership.begin(0.0)
     job.ready(2)
-    assert job.leave(0) == [AskStep(1)]
+    assert job.leave(0) == [AskStep(1), Prioritize(2)]
     assert places(job.ask(0, 1)) == {1: 0, 2: 1}
 
 
@@ -782,8 +822,8 @@ def test_newcomers_join_in_the_round_in_which_a_member_leaves():
 
 def test_a_slow_member_leaves_when_its_replacement_is_ready():
     job = Job(2, min_size=2, max_restarts=1)
-    assert job.replace(1) == [Start(2)]
-    assert job.ready(2) == [AskStep(1)]
+    assert job.replace(1) == [spare(2)]
+    assert job.ready(2) == [AskStep(1), Prioritize(2)]
     assert job.at_step(10, 0, 1) == [EndAt(1, 11)]
     job.ask(0, committed=11)
     assert job.ask(1, committed=11) == [
@@ -796,9 +836,9 @@ def test_a_spare_takes_the_place_of_a_slow_member_at_once():
     job = Job(2, spares=1)
     job.membership.begin(0.0)
     job.ready(2)
-    assert job.replace(0) == [AskStep(1)]
+    assert job.replace(0) == [AskStep(1), Prioritize(2)]
     assert places(job.ask(0, 1)) == {1: 0, 2: 1}
-    assert job.lose(0) == [Start(3)]  # the next spare
+    assert job.lose(0) == [spare(3)]  # the next spare
     assert job.membership.restarts == 0
 
 
@@ -814,7 +854,7 @@ def test_at_most_one_slow_member_is_replaced_in_some_minutes():
     job.after(REPLACE_EVERY_S - 1.0)
     assert job.replace(3) == []  # the replacement is slow too
     job.after(1.0)
-    assert job.replace(3) == [Start(4)]
+    assert job.replace(3) == [spare(4)]
 
 
 def test_a_slow_member_stays_if_nothing_can_take_its_place():
@@ -953,7 +993,9 @@ def test_members_that_were_asked_get_their_last_step_though_nobody_leaves_any_mo
 def test_newcomers_that_are_of_no_use_any_more_are_killed_the_last_ones_first():
     job = Job(1, max_size=4, spares=1)
     job.membership.begin(0.0)  # member 4
-    assert members(job.resize(4)) == [5, 6, 7]
+    actions = job.resize(4)
+    assert members(of(Start, actions)) == [5, 6, 7]
+    assert spare(7) in actions and actions[0] == Prioritize(4)
     job.ready(7)
     kill_4, kill_5, kill_6 = job.resize(1)
     assert [kill_4.member, kill_5.member, kill_6.member] == [4, 5, 6]
@@ -1146,8 +1188,10 @@ def test_a_slow_member_on_a_removed_slot_is_not_replaced_twice():
     assert job.resize(2, unwanted={0, 1}) == [Start(2), Start(3)]
     assert job.kept(1) == "it is already leaving"
     job = Job(2, min_size=2)
-    assert job.replace(1) == [Start(2)]
-    assert job.resize(3, unwanted={1}) == []  # the process takes the same place
+    assert job.replace(1) == [spare(2)]
+    assert job.resize(3, unwanted={1}) == [
+        Prioritize(2)
+    ]  # the process takes the same place
     assert job.ready(2) == [AskStep(1)]
     assert members(of(Dismiss, job.ask(0, 1))) == [1]
 
@@ -1175,7 +1219,7 @@ def test_new_slots_start_newcomers_again_after_several_have_failed():
 
 def test_a_slow_member_leaves_first_when_the_job_shrinks_and_is_not_replaced():
     job = Job(3)
-    assert job.replace(0) == [Start(3)]
+    assert job.replace(0) == [spare(3)]
     kill, ask = job.resize(2)
     assert kill.member == 3 and "no longer needed" in kill.reason
     assert ask == AskStep(1)
@@ -1197,7 +1241,7 @@ def test_a_slow_member_waits_again_if_the_job_grows_before_it_has_left():
     job.replace(0)
     job.resize(2)
     job.lose(3)
-    assert job.resize(3) == [Start(4)]
+    assert job.resize(3) == [spare(4)]
     assert job.kept(0) == "its replacement is being started"
     job.ready(4)
     actions = job.ask(0, 1, 2)
@@ -1218,9 +1262,9 @@ def test_a_slow_member_that_leaves_is_not_replaced_if_the_job_shrinks_meanwhile(
 
 def test_the_first_newcomer_of_a_job_that_grows_takes_the_place_of_a_slow_member():
     job = Job(2, max_size=3, max_restarts=1)
-    assert job.replace(1) == [Start(3)]
-    assert job.resize(3) == [Start(4)]
-    assert job.ready(4) == [AskStep(1)]
+    assert job.replace(1) == [spare(3)]
+    assert job.resize(3) == [Prioritize(3), spare(4)]
+    assert job.ready(4) == [AskStep(1), Prioritize(4)]
     assert len(places(job.ask(0, 1))) == 2
     assert job.ready(3) == [Announce(2)]
     assert len(places(job.ask(0, 4))) == 3
@@ -1230,7 +1274,7 @@ def test_the_first_newcomer_of_a_job_that_grows_takes_the_place_of_a_slow_member
 def test_a_loss_counts_as_a_restart_while_a_slow_member_is_replaced():
     job = Job(3, max_restarts=1)
     job.replace(1)
-    assert job.lose(2) == [Fail(1, 2, 2), Start(4)]
+    assert job.lose(2) == [Fail(1, 2, 2), Prioritize(3), spare(4)]
     assert job.membership.restarts == 1
     job.ready(3)
     job.ask(0, 1)  # member 1 leaves
@@ -1249,7 +1293,7 @@ def test_a_newcomer_that_a_job_needs_to_grow_is_no_replacement_without_restarts(
 
 def test_a_newcomer_ends_if_the_slow_member_stays_in_its_place():
     job = Job(1)
-    assert job.replace(0) == [Start(2)]
+    assert job.replace(0) == [spare(2)]
     [kill] = job.ready(2)
     assert kill.member == 2 and "no longer needed" in kill.reason
     assert job.lose(2) == []
@@ -1260,7 +1304,7 @@ def test_a_slow_member_stays_if_its_replacement_is_refused_in_the_same_round():
     job = Job(2, min_size=2, max_restarts=0, spares=1)
     job.membership.begin(0.0)
     job.ready(2, program="other")
-    assert job.replace(1) == [AskStep(1)]
+    assert job.replace(1) == [AskStep(1), Prioritize(2)]
     actions = job.ask(0, 1, program="mine")
     assert members(of(Refuse, actions)) == [2] and not of(Dismiss, actions)
     assert places(actions) == {0: 0, 1: 1} and not job.membership.preempted

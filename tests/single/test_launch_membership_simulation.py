@@ -67,7 +67,7 @@ def test_no_simulated_job_breaks_a_rule():
     assert outcomes["preempted"] > SEEDS / 20
     assert generations > 2 * SEEDS and slow > SEEDS / 30
     assert min(grown, left) > SEEDS / 20
-    assert len(kinds) == 10 and min(kinds.values()) > SEEDS / 20
+    assert len(kinds) == 11 and min(kinds.values()) > SEEDS / 20
     assert reasons.keys() == set(STOPS)
 
 
@@ -819,6 +819,24 @@ class ReplacesSlowMembersByThoseThatGrow(Membership):
 
     def _may_replace(self):
         return bool(self._ready() or self._preparing()) or super()._may_replace()
+
+
+@broken
+class LeavesNeededNewcomersInTheBackground(Membership):
+    def _prioritize(self, now_s):
+        return []
+
+
+@broken
+class StartsSparesLikeReplacements(Membership):
+    def _start(self, now_s):
+        return replace(super()._start(now_s), in_background=False)
+
+
+@broken
+class StartsReplacementsInTheBackground(Membership):
+    def _start(self, now_s):
+        return replace(super()._start(now_s), in_background=True)
 
 
 @pytest.mark.parametrize(

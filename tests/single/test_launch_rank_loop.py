@@ -48,6 +48,7 @@ class Loop:
             environ=environ,
             terminal_columns=None,
             processors=None,
+            is_elastic=False,
         )
         return kept
 

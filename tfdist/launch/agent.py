@@ -203,6 +203,8 @@ class Agent:
             self._start_newcomer(message)
         elif order == "kill":
             self._kill(message.get("member"))
+        elif order == "prioritize":
+            self._loop.prioritize(int(message["member"]))
         elif order == "finish":
             self._finished = True
             self._code = int(message["code"])
@@ -334,7 +336,8 @@ class Agent:
 
         Args:
             member: number of the process.
-            told: "variables" and "slot" of the process, and "terminal_columns".
+            told: "variables" and "slot" of the process, "terminal_columns", and for a
+                newcomer "in_background".
 
         Raises:
             OSError: no process or descriptor is available.
@@ -350,6 +353,8 @@ class Agent:
             environ={**self._environ, **told["variables"]},
             terminal_columns=told["terminal_columns"],
             processors=processors,
+            is_elastic=self._job["is_elastic"],
+            in_background=bool(told.get("in_background")),
         )
         pid = self._loop.running[member].process.pid
         self._say(event="started", rank=member, pid=pid)

@@ -47,6 +47,7 @@ from tfdist.launch.membership_actions import (
     EndAt,
     Fail,
     Kill,
+    Prioritize,
     Refuse,
     Request,
     Start,
@@ -61,8 +62,11 @@ if TYPE_CHECKING:
 class Processes(Protocol):
     """Starts and kills the processes of the members of an elastic job."""
 
-    def start(self, member: int, name: str) -> bool:
+    def start(self, member: int, name: str, *, in_background: bool) -> bool:
         """Starts a newcomer, shown under `name`; returns False if that failed."""
+
+    def prioritize(self, member: int) -> None:
+        """Gives a newcomer the same share of the CPUs as the ranks."""
 
     def kill(self, member: int) -> None:
         """Kills a member's process, if it is still running."""
@@ -383,10 +387,11 @@ class ElasticJob:
         self, action: Action, processes: Processes, hosts: HostPool
     ) -> None:
         match action:
-            case Start(member):
+            case Start(member, in_background):
                 kind = "newcomer" if self._grows else "replacement"
                 self._names[member] = f"{kind} {member}"
-                if processes.start(member, self._names[member]):
+                name = self._names[member]
+                if processes.start(member, name, in_background=in_background):
                     kind = kind if self._has_begun else "spare"
                     pid, host = self._pids.get(member), hosts.host_name(member)
                     where = f" on {host}" if host else ""
@@ -397,6 +402,8 @@ class ElasticJob:
                         member, failed=True, now_s=time.monotonic()
                     )
                     self._carry_out(failed)
+            case Prioritize(member):
+                processes.prioritize(member)
             case Kill(member, reason):
                 if not self._membership.finished:
                     complain(f"{self._name_of(member)} is killed: {reason}")

@@ -101,7 +101,7 @@ class Membership(Decisions):
         >>> from tfdist.launch.membership import Membership, Request
         >>> job = Membership(2, min_size=1, max_restarts=1)
         >>> job.ended(1, failed=True, now_s=7.0)
-        [Fail(generation=1, member=1, rank=1), Start(member=2)]
+        [Fail(generation=1, member=1, rank=1), Start(member=2, in_background=False)]
         >>> job.request(Request(member=0, generation=1, committed=5), now_s=7.5)
         [Answer(member=0, generation=2, rank=0, size=1, is_last=False)]
     """

@@ -32,7 +32,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a newcomer with this member number."""
+    """Start a newcomer.
+
+    Attributes:
+        member: member number of the newcomer.
+        in_background: whether it gets a smaller share of the CPUs until `Prioritize`,
+            since no place is vacant for it.
+    """
+
+    member: int
+    in_background: bool = False
+
+
+@dataclass(frozen=True)
+class Prioritize:
+    """Give a newcomer the same share of the CPUs as the ranks: it is needed now."""
 
     member: int
 
@@ -134,5 +148,15 @@ class Stop:
 
 
 Action = (
-    Start | Kill | Answer | Refuse | Dismiss | AskStep | EndAt | Announce | Fail | Stop
+    Start
+    | Prioritize
+    | Kill
+    | Answer
+    | Refuse
+    | Dismiss
+    | AskStep
+    | EndAt
+    | Announce
+    | Fail
+    | Stop
 )

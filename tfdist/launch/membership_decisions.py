@@ -11,12 +11,14 @@ from tfdist.launch.membership_actions import (
     Answer,
     Dismiss,
     Kill,
+    Prioritize,
     Refuse,
     Request,
     Start,
     Stop,
 )
 from tfdist.launch.membership_state import (
+    BACKGROUND_LIMIT_S,
     MOST_ROUNDS,
     NAMED_LIMIT_S,
     MembershipState,
@@ -74,12 +76,25 @@ class Decisions(MembershipState):
             self._opened_s = None
             actions += self._end_generation()
         self._losses = min(self._losses, self._missing())
+        actions += self._prioritize(now_s)
         while self._needs_process() and self._may_start():
             if self._free_starts() == 0:
                 self._losses -= 1
                 self.restarts += 1
             actions.append(self._start(now_s))
         return actions
+
+    def _prioritize(self, now_s: float) -> list[Action]:
+        """Moves newcomers out of the background that are needed, or preparing long."""
+        needed = {*self._needed_newcomers(), *self._ranks}
+        found = [
+            member
+            for member, end_s in self._background.items()
+            if member in needed or now_s >= end_s
+        ]
+        for member in found:
+            del self._background[member]
+        return [Prioritize(member) for member in found if member in self._live]
 
     def _kill_surplus(self) -> list[Action]:
         """Kills newcomers that are no longer needed, or are on removed slots."""
@@ -131,7 +146,10 @@ class Decisions(MembershipState):
         self._unready.add(member)
         self._deadlines_s[member] = now_s + self._start_limit_s
         self._next_member += 1
-        return Start(member)
+        if member in self._needed_newcomers():
+            return Start(member)
+        self._background[member] = now_s + BACKGROUND_LIMIT_S
+        return Start(member, in_background=True)
 
     def _end(self, now_s: float) -> list[Action]:
         """Ends the job after the last member of the newest generation has exited."""

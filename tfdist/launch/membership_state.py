@@ -10,6 +10,8 @@ from tfdist.launch.membership_handover import Handovers
 
 ROUND_LIMIT_S = 300.0  # for the members of a generation to send their requests
 START_LIMIT_S = 600.0  # for a newcomer to become ready
+# With a small share of busy CPUs, a spare might not be ready within START_LIMIT_S.
+BACKGROUND_LIMIT_S = 60.0
 # For a member that another member reports as failed, to send its request or exit.
 NAMED_LIMIT_S = 5.0
 LEAVE_LIMIT_S = 25.0  # for a member that got SIGTERM to leave, save and exit
@@ -108,6 +110,8 @@ class MembershipState:
         self._requests: dict[int, Request] = {}
         self._opened_s: float | None = None  # None: no round is open
         self._unready: set[int] = set()  # live newcomers that have not become ready
+        # Newcomers in the background → when this ends, even if they are not needed.
+        self._background: dict[int, float] = {}
         # Time by which a newcomer must be ready, a member that was reported as failed
         # must have sent its request, or a refused process must have exited.
         self._deadlines_s: dict[int, float] = {}
@@ -224,6 +228,10 @@ class MembershipState:
         """Returns the newcomers that are not ready yet, but may become ready."""
         gone = self._killed | self._unwanted | self._refused.keys()
         return sorted(self._unready - gone)
+
+    def _needed_newcomers(self) -> list[int]:
+        """Returns the newcomers that can take vacant places first."""
+        return [*self._ready(), *self._preparing()][: self._vacancies()]
 
     def _is_open(self) -> bool:
         """Returns whether a live member of the newest generation has sent a request."""

@@ -88,6 +88,7 @@ def start_rank(
     *,
     terminal_columns: int | None,
     processors: Sequence[int] | None = None,
+    has_own_session: bool = False,
 ) -> RankProcess:
     """Starts one rank. Call it from the main thread, which must outlive the rank.
 
@@ -99,6 +100,8 @@ def start_rank(
             standard output; None for a pipe.
         processors: IDs of the CPUs that the rank may use; None for the CPUs that this
             process may use.
+        has_own_session: whether the rank leads a session of its own, not only a process
+            group.
 
     Raises:
         OSError: no process or descriptor is available.
@@ -116,7 +119,8 @@ def start_rank(
             stdout=their_stdout,
             stderr=their_stderr,
             env={**environ, **allocator.settings(environ)},
-            process_group=0,
+            process_group=None if has_own_session else 0,
+            start_new_session=has_own_session,
         )
     except OSError:
         os.close(stdout)

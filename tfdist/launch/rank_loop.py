@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from tfdist.core.term_signal import SAME_SIGNAL_S
 from tfdist.launch import processes
+from tfdist.launch.cpu_share import BACKGROUND_NICE, CpuShares
 from tfdist.launch.signals import (
     ChildProcesses,
     pass_on,
@@ -82,6 +83,7 @@ class RankLoop:
         self._guard: processes.Guard | None = None
         self._selector = selectors.DefaultSelector()
         self._sources: dict[int, Callable[[], None]] = {}
+        self._shares = CpuShares()
 
     # ---- descriptors ----
 
@@ -166,8 +168,23 @@ class RankLoop:
         environ: dict[str, str],
         terminal_columns: int | None,
         processors: Sequence[int] | None,
+        is_elastic: bool,
+        in_background: bool = False,
     ) -> None:
         """Starts a rank and watches it; see `processes.start_rank`.
+
+        Args:
+            rank: number of the rank, or of a member of an elastic job.
+            stdout: receives the rank's standard output.
+            stderr: receives the rank's standard error.
+            command: program and arguments.
+            environ: environment variables of the rank.
+            terminal_columns: width of the rank's terminal; None for a pipe.
+            processors: IDs of the CPUs that the rank may use; None for all.
+            is_elastic: whether the job is elastic. Each of its processes has a session
+                of its own, for which the share of the CPUs can be set.
+            in_background: whether the process has a smaller share of the CPUs until
+                `prioritize` is called. Only in an elastic job.
 
         Raises:
             OSError: no process or descriptor is available.
@@ -179,8 +196,11 @@ class RankLoop:
             environ,
             terminal_columns=terminal_columns,
             processors=processors,
+            has_own_session=is_elastic,
         )
         self._guard.watch(started.process.pid)
+        if in_background:
+            self._shares.set(started.process.pid, BACKGROUND_NICE)
         self.running[rank] = started
         self.watch(started.pidfd, lambda: self._reap_rank(started))
         for fd, stream in ((started.stdout, stdout), (started.stderr, stderr)):
@@ -215,12 +235,19 @@ class RankLoop:
         os.close(ended.pidfd)
         self.children.rank_ended(ended.process.pid, code)
         del self.running[ended.rank]
+        self._shares.forget(ended.process.pid)
         self._on_exit(ended.rank, code)
 
     def reap(self) -> None:
-        """Reaps orphans of the job; call this regularly."""
+        """Reaps orphans of the job, and retries `prioritize`; call this regularly."""
+        self._shares.retry()
         if self._guard is not None:
             processes.reap_orphans(self.excluded_pids | self._groups)
+
+    def prioritize(self, rank: int) -> None:
+        """Gives a process in the background the same share of the CPUs as the ranks."""
+        if started := self.running.get(rank):
+            self._shares.set(started.process.pid, 0)
 
     def stopped(self) -> frozenset[int]:
         """Returns the ranks whose processes are stopped (SIGSTOP)."""

@@ -84,6 +84,8 @@ class RankStarter:
         variables: Mapping[str, str],
         slot: Slot,
         member: int | None = None,
+        *,
+        in_background: bool = False,
     ) -> None:
         """Starts a process on this host, on the CPUs of `slot`."""
         job = self._job
@@ -103,16 +105,20 @@ class RankStarter:
             environ=environ,
             terminal_columns=job.streams.terminal_columns(own),
             processors=self._pool.processors(slot) if binds else None,
+            is_elastic=job.options.min_size is not None,
+            in_background=in_background,
         )
 
     # ---- of an elastic job ----
 
-    def start(self, member: int, name: str) -> bool:
+    def start(self, member: int, name: str, *, in_background: bool) -> bool:
         """Starts a newcomer; returns False if that failed.
 
         Args:
             member: number of the newcomer.
             name: name that is shown in front of the newcomer's output until it joins.
+            in_background: whether the newcomer gets a smaller share of the CPUs until
+                `prioritize` is called.
         """
         slots = self._pool.slots
         slot = slots.take(member, self._supervisor.running)
@@ -141,10 +147,12 @@ class RankStarter:
             own = self._job.output_of(rank, log)
             own.name = name
             if self._pool.hosts[slot.host].is_local:
-                self._start(own, variables, slot, member)
+                self._start(own, variables, slot, member, in_background=in_background)
             else:
                 remote = self._pool.agents[slot.host]
-                self._start_remote(remote, own, variables, slot, member)
+                self._start_remote(
+                    remote, own, variables, slot, member, in_background=in_background
+                )
         except OSError as error:
             complain(f"{name} cannot be started: {error}")
             return False
@@ -157,6 +165,8 @@ class RankStarter:
         variables: Mapping[str, str],
         slot: Slot,
         member: int,
+        *,
+        in_background: bool,
     ) -> None:
         """Lets the agent of a host start a process on the CPUs of `slot`."""
         streams = self._job.streams
@@ -165,8 +175,16 @@ class RankStarter:
         )
         columns = streams.terminal_columns(own)
         remote.start(
-            member, variables=variables, slot=slot.index, terminal_columns=columns
+            member,
+            variables=variables,
+            slot=slot.index,
+            terminal_columns=columns,
+            in_background=in_background,
         )
+
+    def prioritize(self, member: int) -> None:
+        """Gives a newcomer the same share of the CPUs as the ranks."""
+        self._supervisor.prioritize(member)
 
     def stopped(self) -> frozenset[int]:
         """Returns the members that are stopped (SIGSTOP)."""

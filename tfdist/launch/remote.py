@@ -185,6 +185,10 @@ class RemoteHost:
             self._kills_s[rank] = time.monotonic()
             self.send(do="kill", member=rank)
 
+    def prioritize(self, rank: int) -> None:
+        """Lets the agent give a process the same share of the CPUs as the ranks."""
+        self.send(do="prioritize", member=rank)
+
     def finish(self, children_s: float = 0.0, code: int = 0) -> None:
         """Lets the agent terminate all processes of the job, and then exit.
 

@@ -17,13 +17,7 @@ from tfdist.core.rendezvous.errors import numbers
 from tfdist.launch import agent_protocol, processes
 from tfdist.launch.failure_summary import RankEnd, describe_code
 from tfdist.launch.outcome import Outcome
-from tfdist.launch.output import (
-    RankOutput,
-    Screen,
-    Sink,
-    StreamMerger,
-    complain,
-)
+from tfdist.launch.output import RankOutput, Screen, Sink, StreamMerger, complain
 from tfdist.launch.rank_loop import (
     CHILDREN_STEP_S,
     DRAIN_S,
@@ -150,6 +144,13 @@ class Supervisor:
             remote.kill_rank(member)
         else:
             signal_group(self._loop.running[member].process.pid, signal.SIGKILL)
+
+    def prioritize(self, member: int) -> None:
+        """Gives a newcomer the same share of the CPUs as the ranks."""
+        if remote := self._host_of.get(member):
+            remote.prioritize(member)
+        else:
+            self._loop.prioritize(member)
 
     def stopped(self) -> frozenset[int]:
         """Returns the members of an elastic job that are stopped (SIGSTOP)."""
@@ -398,13 +399,9 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.drops = True  # ranks can save even if the reader is paused
                 self._outcome.signal = self._outcome.signal or number
-                is_running = self._phase is _Phase.RUNNING
-                if (
-                    self._elastic is not None
-                    and is_running
-                    and number == signal.SIGTERM
-                ):
-                    self._elastic.preempt()
+                elastic = self._elastic if self._phase is _Phase.RUNNING else None
+                if elastic is not None and number == signal.SIGTERM:
+                    elastic.preempt()
                 self._loop.ask_to_end(number)
                 self._signal_remotes(number)
                 self._enter(_Phase.SIGNALLED, self._signal_grace_s)
