@@ -74,51 +74,54 @@ Row PythonChoice(const char* name, const char* choices, const char* fallback, bo
 const std::vector<Row>& Table() {
   static const std::vector<Row> table = {
       Float("TFDIST_TIMEOUT_S", &Config::timeout_s, "s", 0.1, 86400, false,
-            "Longest wait of an operation for ranks that are alive but do not come."),
+            "Longest time that an operation waits for ranks that are running but have not called "
+            "it."),
       Float("TFDIST_START_TIMEOUT_S", &Config::start_timeout_s, "s", 1, 86400, false,
-            "Longest wait of tfdist.init() for all ranks to start and connect."),
+            "Longest time that tfdist.init() waits for all ranks to start and connect."),
       Float("TFDIST_STALL_WARNING_S", &Config::stall_warning_s, "s", 0.1, 86400, false,
-            "Time after which a warning names the operation and the ranks that are missing."),
+            "Time after which a warning names the operation and the ranks that it waits for."),
       Int("TFDIST_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes, "bytes", 1, 4 * kGiB, 0, true,
-          "Size at which the first bucket of gradients closes; small, so that reducing starts "
-          "early."),
+          "Size at which the first bucket of gradients is complete. It is small, so that the first "
+          "reduction starts early."),
       Int("TFDIST_BUCKET_BYTES", &Config::bucket_bytes, "bytes", 1, 4 * kGiB, 0, true,
-          "Size at which the later buckets of gradients close."),
+          "Size at which the other buckets of gradients are complete."),
       Int("TFDIST_FUSION_BYTES", &Config::fusion_bytes, "bytes", 0, 4 * kGiB, 0, true,
-          "Most bytes reduced as one operation, a single larger tensor apart; 0 puts every tensor "
-          "into a bucket of its own."),
+          "Largest number of bytes that one operation reduces, except for a single larger tensor. "
+          "With 0, each tensor has its own bucket."),
       Text("TFDIST_BUCKET_ORDER", &Config::bucket_order, "reverse|traced", true,
-           "In which order gradients are put into buckets: that of the list, backwards, or the one "
-           "in which the traced function makes them, as rank 0 sees it (docs/gradients.md)."),
+           "Order in which gradients are put into buckets: the reversed order of the list, or the "
+           "order in which the traced function of rank 0 computes them "
+           "(docs/gradients-advanced.md)."),
       Int("TFDIST_SEGMENT_BYTES", &Config::segment_bytes, "bytes", 4 * kKiB, 16 * kMiB, 64, true,
-          "Size of the pieces in which data travels between two ranks."),
+          "Size of the segments in which two ranks exchange data."),
       Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,
-          "Number of segments in flight each way between two ranks of one host; few stay in the "
-          "caches."),
-      Text(
-          "TFDIST_SHM_WRITES", &Config::shm_writes, "auto|cached|nontemporal", false,
-          "How segments for other ranks of the host are written: by ordinary stores, which is best "
-          "where their processors share a cache, or past the caches, which is where they do not. "
-          "auto: what takes less time; the bits are the same (docs/design/0009-stores.md)."),
+          "Number of segments that can be in flight in each direction between two ranks of one "
+          "host. A small number stays in the caches."),
+      Text("TFDIST_SHM_WRITES", &Config::shm_writes, "auto|cached|nontemporal", false,
+           "How segments for other ranks of the host are written: with ordinary stores, which are "
+           "faster if their processors share a cache, or with stores that bypass the caches, which "
+           "are faster otherwise. auto selects the faster one; the results have the same bits "
+           "(docs/design/0009-stores.md)."),
       Int("TFDIST_MAX_ACTIVE", &Config::max_active, "", 1, 1024, 0, true,
-          "Most collectives that run at the same time; later ones wait for their turn."),
+          "Largest number of collectives that run at the same time; the others wait."),
       Int("TFDIST_MESH_RANKS", &Config::mesh_ranks, "", 2, 65536, 0, true,
-          "Most ranks that are all connected with each other from the start. In a larger world a "
-          "rank starts with links to 2 log2(ranks) others, which relay its control messages to the "
-          "rest; links for data open when they are first needed."),
+          "Largest number of ranks that are all connected to each other from the start. In a "
+          "larger job, a rank starts with connections to 2 log2(ranks) others, which relay its "
+          "control messages. Connections for data are opened when they are first needed."),
       Int("TFDIST_SPIN_US", &Config::spin_us, "us", 0, 1e6, 0, false,
-          "How long the progress thread looks for work before it sleeps."),
+          "How long the progress thread polls for work before it sleeps."),
       Float("TFDIST_HEARTBEAT_S", &Config::heartbeat_s, "s", 0.02, 10, true,
-            "Time between two signs of life of a rank."),
-      Float("TFDIST_PEER_TIMEOUT_S", &Config::peer_timeout_s, "s", 0.2, 3600, true,
-            "Silence after which a rank on another host is taken for lost, at least ten "
-            "heartbeats; half of it is how long a process of the same host may be stopped."),
+            "Time between two heartbeats of a rank."),
+      Float(
+          "TFDIST_PEER_TIMEOUT_S", &Config::peer_timeout_s, "s", 0.2, 3600, true,
+          "Time without any message after which a rank on another host is considered lost; at "
+          "least ten heartbeats. A process of the same host may be stopped for half of this time."),
       Int("TFDIST_ATOMIC_STEPS", &Config::atomic_steps, "", 0, 1, 0, true,
-          "1: a step of gradients is handed out on no rank before every rank has all of it, so "
-          "that a failure leaves equal weights (docs/design/0004-verdict-and-gate.md)."),
+          "1: no rank returns the gradients of a step before every rank has received all of them, "
+          "so that the weights are equal after a failure (docs/design/0004-verdict-and-gate.md)."),
       Text("TFDIST_ALLREDUCE_ALGORITHM", &Config::allreduce_algorithm, "", true,
-           "Name of the allreduce algorithm; auto follows topology, type and size. Like all of "
-           "these: where the named one does not support a case, auto decides "
+           "Name of the allreduce algorithm; auto chooses by topology, dtype and size. As in the "
+           "next rows, auto also chooses if the given algorithm does not support a case "
            "(docs/algorithms.md)."),
       Text("TFDIST_REDUCE_SCATTER_ALGORITHM", &Config::reduce_scatter_algorithm, "", true,
            "Name of the reduce_scatter algorithm, or auto."),
@@ -134,79 +137,82 @@ const std::vector<Row>& Table() {
            "Name of the scatter algorithm, or auto."),
       Text("TFDIST_ALLTOALL_ALGORITHM", &Config::alltoall_algorithm, "", true,
            "Name of the alltoall algorithm, or auto."),
-      Text(
-          "TFDIST_RING_ORDER", &Config::ring_order, "", true,
-          "Order of the ranks in algorithms that send round a ring: topology, those of a host side "
-          "by side; rank; or all ranks as a list, such as 0,2,1,3. Process sets keep it. Another "
-          "order rounds differently (docs/algorithms.md)."),
+      Text("TFDIST_RING_ORDER", &Config::ring_order, "", true,
+           "Order of the ranks in ring algorithms: topology (the ranks of a host are neighbors), "
+           "rank, or a list of all ranks such as 0,2,1,3. It also applies to process sets. Another "
+           "order rounds differently (docs/algorithms.md)."),
       Text("TFDIST_TRANSPORT", &Config::transport, "auto|shm|tcp", true,
-           "How ranks of one host exchange data; auto is shared memory, or TCP where that fails."),
+           "How ranks of one host exchange data; auto uses shared memory, or TCP if shared memory "
+           "cannot be used."),
       Text("TFDIST_TCP_MAC", &Config::tcp_mac, "control|all", true,
-           "What is authenticated between ranks joined by TCP: control messages and the headers of "
-           "data, whose contents have a checksum; or all, contents of data too."),
+           "Which data is authenticated between ranks that are connected by TCP. control: control "
+           "messages and the headers of data, whose contents have a checksum. all: the contents "
+           "too."),
       Int("TFDIST_TCP_SOCKETS", &Config::tcp_sockets, "", 1, 16, 0, true,
-          "Connections between two ranks joined by TCP, each of which carries what it can: for a "
-          "network that does not give one connection all of its rate."),
+          "Number of TCP connections between two ranks, which share the data. More than one helps "
+          "if the network limits the rate of a single connection."),
       Int("TFDIST_TIMELINE_BYTES", &Config::timeline_bytes, "bytes", 64 * kKiB, 64 * kGiB, 0, false,
-          "Most bytes of each rank's part of the timeline; the oldest are dropped."),
+          "Largest number of bytes in the trace of each rank; the oldest events are dropped."),
       Text("TFDIST_LOG_LEVEL", &Config::log_level, "debug|info|warning|error|silent", false,
-           "Least severe messages that are written to stderr."),
-      PythonInt("TFDIST_RANK", 0, "Index of this process among all; set by tfdistrun."),
-      PythonInt("TFDIST_SIZE", 1, "Number of processes; set by tfdistrun."),
+           "Lowest severity of messages that are written to stderr."),
+      PythonInt("TFDIST_RANK", 0, "Rank of this process; set by tfdistrun."),
+      PythonInt("TFDIST_SIZE", 1, "Number of ranks; set by tfdistrun."),
       PythonInt("TFDIST_LOCAL_RANK", 0,
-                "Index of this process among those of its host; set by tfdistrun."),
-      PythonInt("TFDIST_LOCAL_SIZE", 1, "Number of processes on this host; set by tfdistrun."),
+                "Index of this rank among those of its host; set by tfdistrun."),
+      PythonInt("TFDIST_LOCAL_SIZE", 1, "Number of ranks on this host; set by tfdistrun."),
       PythonInt("TFDIST_CROSS_RANK", 0,
-                "Index of this host among those that have a process of this local rank; set by "
+                "Index of this host among the hosts that have a rank with this local rank; set by "
                 "tfdistrun."),
       PythonInt("TFDIST_CROSS_SIZE", 1,
-                "Number of hosts that have a process of this local rank; set by tfdistrun."),
-      PythonText("TFDIST_RENDEZVOUS", nullptr, false,
-                 "host:port of the store through which the ranks find each other; set by "
-                 "tfdistrun."),
+                "Number of hosts that have a rank with this local rank; set by tfdistrun."),
       PythonText(
-          "TFDIST_SECRET_FILE", nullptr, false,
-          "Path of a file of mode 0600 with the secret by which the ranks of a job know each "
-          "other."),
+          "TFDIST_RENDEZVOUS", nullptr, false,
+          "host:port of the store through which the ranks find each other; set by tfdistrun."),
+      PythonText("TFDIST_SECRET_FILE", nullptr, false,
+                 "Path of a file with mode 0600 that contains the secret with which the ranks of a "
+                 "job authenticate each other."),
       PythonInt("TFDIST_MEMBER", 0,
-                "Number of this process among all that an elastic job has started; set by "
-                "tfdistrun --min-np (docs/elastic.md)."),
+                "Number of this process among all processes that an elastic job has started; set "
+                "by tfdistrun --min-np (docs/elastic.md)."),
       PythonInt("TFDIST_MAX_SIZE", 1,
                 "Largest number of ranks that an elastic job can have; set by tfdistrun --min-np "
                 "(docs/elastic.md)."),
       PythonText("TFDIST_JOB_ID", nullptr, false,
-                 "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
-      PythonText("TFDIST_ADDRESS", nullptr, false,
-                 "Where this rank listens for its peers: an IP address of its host, a network "
-                 "(10.1.0.0/16) or an interface (eth1); not set: the address that reaches the "
-                 "rendezvous, loopback when all ranks are on one host."),
+                 "Name of the job, so that the ranks of two jobs never connect to each other; set "
+                 "by tfdistrun."),
+      PythonText(
+          "TFDIST_ADDRESS", nullptr, false,
+          "Address on which this rank accepts connections: an IP address of its host, a network "
+          "(10.1.0.0/16) or an interface (eth1). If it is not set, the rank uses the address from "
+          "which it reaches the rendezvous, or loopback if all ranks are on one host."),
       PythonChoice("TFDIST_OBJECTS", "plain|pickle", "plain", true,
-                   "What broadcast_object and allgather_object take: plain data; or any object, "
-                   "which is unpickled where it arrives. That runs code of any process that has "
-                   "the job's secret (docs/security.md)."),
+                   "Objects that broadcast_object and allgather_object accept: plain data, or any "
+                   "object that can be pickled. Unpickling runs code of any process that has the "
+                   "secret of the job (docs/security.md)."),
       PythonChoice("TFDIST_WEIGHT_CHECK", "error|warn|off", "error", true,
-                   "What happens when ranks that train one model have other weights, or callbacks "
-                   "that would decide differently: an error on all ranks, a warning, or no "
-                   "comparison (docs/callbacks.md)."),
-      PythonText("TFDIST_TUNING_FILE", nullptr, false,
-                 "File with the measured choice of algorithms, written by `tfdist bench --tune`. "
-                 "Rank 0 reads it for all; what is not in it follows docs/algorithms.md."),
+                   "Reaction to ranks whose weights differ although they train the same model, or "
+                   "whose callbacks would make different decisions: an error on all ranks, a "
+                   "warning, or no comparison (docs/callbacks.md)."),
+      PythonText(
+          "TFDIST_TUNING_FILE", nullptr, false,
+          "File with measured choices of algorithms, written by `tfdist bench --tune`. Rank 0 "
+          "reads it for all ranks. Cases that are not in the file follow docs/algorithms.md."),
       PythonText("TFDIST_TIMELINE", nullptr, true,
-                 "Folder in which a trace of all ranks is written, for ui.perfetto.dev "
-                 "(docs/timeline.md); not set: none."),
+                 "Folder for a trace of all ranks, which ui.perfetto.dev can show "
+                 "(docs/timeline.md). If it is not set, no trace is written."),
       PythonText("TFDIST_ENGINE", "native", true,
-                 "What carries the tensors: native; mpi, the native engine with its data between "
-                 "hosts by MPI; or horovod, an installed Horovod (docs/engines.md)."),
+                 "Library that transfers the tensors: native; mpi, the native engine, with MPI for "
+                 "data between hosts; or horovod, an installed Horovod (docs/engines.md)."),
       PythonText("TFDIST_MPI_LIBRARY", nullptr, false,
-                 "Library that `make mpi` has compiled, for TFDIST_ENGINE=mpi; not set: the one in "
-                 "the folder of tfdist."),
+                 "Library that `make mpi` has compiled, for TFDIST_ENGINE=mpi. If it is not set, "
+                 "the library in the folder of tfdist is used."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
-                 "Folder for the output of each rank, one file a rank; not set: "
-                 "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),
+                 "Folder for the output of the ranks, with one file for each rank. If it is not "
+                 "set: tfdist-logs/TIME-PID in the folder in which tfdistrun is started."),
       PythonFloat("TFDIST_SIGNAL_GRACE_S", "s", 0, 3600,
                   "Time from a signal that ends the job until the launcher kills the ranks. "
-                  "tfdistrun takes it for --signal-grace-s (not set: 25), and sets it for the "
-                  "ranks; set it under a launcher with a limit of its own."),
+                  "tfdistrun uses it as the default of --signal-grace-s (25 if it is not set), and "
+                  "sets it for the ranks. Set it if another launcher has its own limit."),
   };
   return table;
 }

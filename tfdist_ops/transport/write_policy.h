@@ -7,8 +7,8 @@
 // both ways are timed on payloads that are sent anyway: writing here plus reading there.
 //
 // Pure: no clock, no memory. The bytes that arrive are the same.
-#ifndef TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
-#define TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
+#ifndef TFDIST_OPS_TRANSPORT_WRITE_POLICY_H_
+#define TFDIST_OPS_TRANSPORT_WRITE_POLICY_H_
 
 #include <algorithm>
 #include <array>
@@ -204,4 +204,4 @@ class WritePolicy {
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
+#endif  // TFDIST_OPS_TRANSPORT_WRITE_POLICY_H_
