@@ -61,7 +61,7 @@ STUDY = Study(
     ),
     source="You et al. 2020, algorithm 2 (arXiv:1904.00962)",
     workload=(
-        "5,000 images of MNIST, 5 hidden layers of 96 units with batch normalization, "
+        "4,096 images of MNIST, 5 hidden layers of 96 units with batch normalization, "
         f"{EPOCHS} epochs, weight decay {DECAY}, batches of 32 and 512; rates "
         f"{ADAM_RATE} (AdamW), {LARGE_ADAM_RATE} (AdamW, large batch) and {LAMB_RATE} "
         f"(LAMB), a tenth after 60 % and 85 %; warm-up of {WARMUP_EPOCHS} epochs with "

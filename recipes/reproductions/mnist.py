@@ -48,7 +48,7 @@ STUDY = Study(
     ),
     source="Goyal et al. 2017, sections 2.1 and 2.2 (arXiv:1706.02677)",
     workload=(
-        "5,000 images of MNIST, 5 hidden layers of 96 units, batch normalization over "
+        "4,096 images of MNIST, 5 hidden layers of 96 units, batch normalization over "
         f"the {PER_RANK} samples of each rank, SGD with momentum 0.9 and weight decay "
         f"1e-4, {EPOCHS} epochs, rate {RATE} for a batch of {PER_RANK}, "
         f"{RATE * RANKS:.1f} for {RANKS * PER_RANK}, a tenth after 60 % and 85 %; "

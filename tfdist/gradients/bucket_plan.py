@@ -163,7 +163,7 @@ def _report(found: ready_order.Comparison, group: str, early: str, late: str) ->
         "computes the gradients, this would be %.1f MiB (for a backward pass as long "
         "as the reduction). Bucket %d delays most bytes, because %s waits for %s. Set "
         "TFDIST_BUCKET_ORDER=traced to use this order, with the same results "
-        "(docs/gradients.md).",
+        "(docs/gradients-advanced.md).",
         group,
         found.total_bytes / _MIB,
         found.listed_bytes / _MIB,

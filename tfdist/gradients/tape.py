@@ -31,7 +31,7 @@ class DistributedGradientTape:
             default: a new one.
         op: `ReduceOp.AVERAGE` (default), `ReduceOp.SUM`, or `ReduceOp.ADASUM`, which
             adds orthogonal gradients and averages equal ones (see `ReduceOp` and
-            docs/large-batches.md).
+            docs/adasum.md).
         name: name of the gradient list. Tapes that reduce equal lists of variables in
             one graph are distinguished by name, or by order if they have no names.
             Tapes that are used in different threads need different names.

@@ -55,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         op: `ReduceOp.AVERAGE` (default): the gradient of the mean over all ranks;
             `ReduceOp.SUM`; or `ReduceOp.ADASUM`: every rank takes the step of this
             optimizer with its own gradients, and the changes of the weights are
-            combined by Adasum (see docs/large-batches.md). The optimizer's slots then
+            combined by Adasum (see docs/adasum.md). The optimizer's slots then
             differ between ranks, and a checkpoint contains those of rank 0. The number
             of ranks has to be a power of two.
         name: distinguishes optimizers that reduce equal lists of variables in one
