@@ -59,7 +59,7 @@ def test_the_flags_it_names_exist():
 
 
 def test_the_names_of_tfdist_exist():
-    section = PAGE[PAGE.index("## Names") : PAGE.index("## What is better")]
+    section = PAGE[PAGE.index("## Names") : PAGE.index("## Advantages")]
     for path in re.findall(r"`tfdist\.([\w.]+)", section):
         found = tfdist
         for part in path.split("."):
