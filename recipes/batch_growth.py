@@ -1,9 +1,12 @@
-"""A global batch size that grows during training (--batch_growth of the recipe).
+"""A global batch size that grows during training.
 
-Where a schedule would divide the rate, the batch size is multiplied instead (Smith et
-al. 2018; Mikami et al. 2018). The rate of a preset is scaled to the batch size of the
-epoch. So `goyal_2017`, which divides the rate by 10 at epoch 30, keeps the rate if the
-batch is 10 times as large from epoch 30 on.
+This module is for the flags --batch_growth and --image_growth of resnet50_imagenet.py.
+
+At the epochs at which a schedule would divide the learning rate, the batch size is
+multiplied instead (Smith et al. 2018; Mikami et al. 2018). The rate of a preset, except
+LARS, is scaled to the batch size of each epoch. For example, `goyal_2017` divides the
+rate by 10 at epoch 30. If the batch is 10 times as large from epoch 30 on, the rate
+does not change there.
 
 References:
     Smith, Kindermans, Ying & Le, Don't Decay the Learning Rate, Increase the Batch
@@ -23,11 +26,12 @@ def parse(text: str, first: int) -> BatchSchedule:
     """Parses the value of --batch_growth.
 
     Args:
-        text: epochs and the batch sizes from then on, like "30:1024,60:4096"; or "".
+        text: epochs and the batch sizes from these epochs on, like "30:1024,60:4096";
+            "" if the batch does not grow.
         first: the batch size from epoch 0 on.
 
     Raises:
-        ValueError: the text is not of this form.
+        ValueError: the text is not of this form, or the batch sizes decrease.
 
     Example:
         >>> from batch_growth import parse
@@ -50,7 +54,7 @@ def parse_sizes(text: str, last: int) -> dict[int, int]:
 
     Args:
         text: epochs and sizes, like "0:128,18:176,28:224"; "": always `last`.
-        last: the size in validation, which training has to reach.
+        last: the image size of validation; the last training size must equal it.
 
     Raises:
         ValueError: the text is not of this form, the sizes do not grow, or the last one
@@ -74,7 +78,7 @@ def parse_sizes(text: str, last: int) -> dict[int, int]:
 
 
 def by_epoch(text: str) -> dict[int, int] | None:
-    """Returns the numbers of a text like "1:2,3:4" by epoch; None if it is invalid."""
+    """Parses a text like "1:2,3:4" to {1: 2, 3: 4}; returns None if it is invalid."""
     found = {}
     for part in filter(None, text.split(",")):
         epoch, colon, number = (one.strip() for one in part.partition(":"))
@@ -100,8 +104,8 @@ class Growth:
     ) -> None:
         first = batches.batch_of(0)
         steps = examples // first
-        # First step; equivalent step with the first batch size; steps of an epoch;
-        # factor of the rate.
+        # Of each stage: its first step, the equivalent step with the first batch size,
+        # the steps of an epoch, and the factor of the learning rate.
         self.stages = [
             (
                 batches.steps_before(epoch, total=examples),

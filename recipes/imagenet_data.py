@@ -48,11 +48,11 @@ def open_split(
 ) -> Split:
     """Opens a split, and checks its labels.
 
-    Up to 1,000 records, spread evenly over the files, are parsed. Invalid labels
-    outside this sample are found when their record is read, since every label is
-    checked. So labels that count from 1 are recognized immediately if the split has few
-    classes, or if the last class is in the sample (for 1,000 classes in two of three
-    cases); otherwise within the first steps.
+    The labels of up to 1,000 records, spread evenly over the files, are checked
+    immediately, and every other label when its record is read. Labels that count from 1
+    are detected when a label of the last class is read. The sample contains one if
+    there are few classes, and in two of three cases if there are 1,000 classes.
+    Otherwise, such labels are detected within the first steps.
 
     Args:
         data_format: "tfds", "tfrecord" or "folder" (`imagenet_formats`), or
@@ -61,7 +61,7 @@ def open_split(
         split: "train" or "validation".
         classes: number of classes of the network. Default 1000.
         label_offset: the label of the first class in the files, 0 or 1. Default 0;
-            labels in TFRecord files older than tensorflow-datasets count from 1.
+            labels in the older TFRecord files ("tfrecord") count from 1.
         examples: number of "synthetic" pictures; not allowed for other formats.
             Default: the number in ImageNet.
         seed: seed of the "synthetic" pictures. Default 0.
@@ -70,7 +70,7 @@ def open_split(
         The split.
 
     Raises:
-        FileNotFoundError: the data, or one of their files, are missing.
+        FileNotFoundError: the data, or some of the files, are missing.
         ValueError: an argument is out of range, a file is damaged, or a label is not
             in `label_offset..label_offset + classes - 1`; the message names the file.
 
@@ -150,7 +150,7 @@ class Split:
     def failure(self) -> str | None:
         """Description of the data error that an iterator raised, with the file's name.
 
-        None before an error.
+        None if no error has been raised.
         """
         return self._examples.failure
 
@@ -185,8 +185,8 @@ class Split:
             global_batch: samples of all ranks in one step, a multiple of
                 `size * accumulation`.
             seed: seed for the order and the crops.
-            accumulation: number of batches in a step, each with `global_batch / size /
-                accumulation` samples. Default 1.
+            accumulation: number of batches of this rank in a step, each with
+                `global_batch / size / accumulation` samples. Default 1.
             rank: default `tfdist.rank()`.
             size: default `tfdist.size()`.
             image_size: height and width in pixels. Default 224.
@@ -197,9 +197,9 @@ class Split:
                 with label and weight 0, and is counted in `skipped`; all other samples
                 stay in place. Default False: it raises an error.
             readers: number of ranks that read the files and send records to the other
-                ranks (`tfdist.data.scatter`). All ranks must then call this function,
-                with their own rank and size, and continue together. Default: each rank
-                reads its own records.
+                ranks (`tfdist.data.scatter`). All ranks must then call this function
+                with their own rank and size, and read the datasets at the same time.
+                Default: each rank reads its own records.
 
         Returns:
             A dataset of `(last_step - first_step) * accumulation` batches: images uint8
@@ -287,7 +287,7 @@ class Split:
         skip_corrupt: bool = False,
         readers: int | None = None,
     ) -> tf.data.Dataset:
-        """Returns this rank's share of all examples, in order; each is on one rank.
+        """Returns this rank's part of all examples, in order; the parts do not overlap.
 
         Rank r has the examples `n * r // size` to `n * (r + 1) // size - 1` of n.
 
@@ -301,7 +301,7 @@ class Split:
             readers: as in `training_batches`.
 
         Returns:
-            A dataset as in `training_batches`, with unknown b.
+            A dataset as in `training_batches`; the static batch size b is unknown.
 
         Raises:
             ValueError: there are fewer examples than ranks.
@@ -378,8 +378,9 @@ def _check_division(global_batch: int, size: int, accumulation: int) -> None:
         below = global_batch // parts * parts
         nearest = [str(n) for n in (below, below + parts) if n]
         raise ValueError(
-            f"Expected a global_batch that {size} ranks with {accumulation} batches "
-            f"each divide equally, got {global_batch}. The nearest that do: "
+            "Expected a global_batch that can be divided equally among "
+            f"{size} ranks with {accumulation} batches each, got {global_batch}. "
+            "Nearest valid values: "
             f"{' and '.join(nearest)}."
         )
 
@@ -394,6 +395,6 @@ def _threads(threads: int | None) -> int:
 
 
 def _key(seed: int, epoch: int) -> np.int64:
-    """Returns a number for each epoch of each run, which determines the crops."""
+    """Returns the number that determines the crops of an epoch, from the seed."""
     words = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     return words.view(np.int64)[0]

@@ -40,7 +40,7 @@ class Stored:
         label_offset: the label of the first class in the files.
 
     Raises:
-        ValueError: a label, of up to 1,000 that are checked, is out of range.
+        ValueError: one of the labels that are checked, up to 1,000, is out of range.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stored:
         return self._source.records.locate(position)
 
     def read(self, position: tf.Tensor) -> tf.Tensor:
-        """Reads records as they are in the files; string of the shape of `position`."""
+        """Returns the unparsed records, as strings in the shape of `position`."""
         return self._source.records.read(position)
 
     def make(
@@ -129,7 +129,7 @@ class Stored:
         last = first + self.classes - 1
         if first <= label <= last:
             return
-        advice = f"Set --classes, if there are not {self.classes} of them."
+        advice = f"Set --classes if there are not {self.classes} classes."
         if (first, label) == (0, self.classes):
             advice = f"Labels that count from 1 need --label_offset=1. {advice}"
         elif (first, label) == (1, 0):
@@ -140,7 +140,7 @@ class Stored:
         )
 
     def _look_at_labels(self) -> None:
-        """Checks some labels, a part on each rank; all raise if one finds an error."""
+        """Checks some labels, a part on each rank; an error is raised on all ranks."""
         rank, size = 0, 1
         if tfdist.is_initialized():
             rank, size = tfdist.rank(), tfdist.size()
@@ -205,7 +205,7 @@ class Synthetic:
         picture: Picture,
         image_size: int,
     ) -> Example:
-        """Returns an example: every level of 0..255 is equally likely."""
+        """Returns a random example, whose pixel values are uniform in 0..255."""
         del serialized, key, picture
         levels = 3 * image_size**2
         seed = tf.stack([tf.constant(self._seed, tf.int64), position])
@@ -226,9 +226,9 @@ Examples = Stored | Synthetic
 
 
 def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
-    """Adds the records to each row, to send them to other ranks.
+    """Adds the records to each row of positions, to send them to other ranks.
 
-    A record that cannot be read is "".
+    A record that cannot be read is replaced by "".
 
     Args:
         examples: the examples of the split.
@@ -252,10 +252,11 @@ def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def own_threads() -> int:
-    """Returns this rank's share of the CPUs that it may use; all ranks must call it.
+    """Returns the number of threads for this rank; all ranks must call this function.
 
-    A CPU that several ranks on a machine may use is shared equally between them. It
-    does not matter whether a launcher has bound the ranks to CPUs.
+    The number is this rank's share of the CPUs that it may use. A CPU that several
+    ranks on a machine may use is shared equally between them. It does not matter
+    whether a launcher has bound the ranks to CPUs.
     """
     own = [_machine(), *sorted(os.sched_getaffinity(0))]
     users = collections.Counter(
@@ -285,11 +286,11 @@ def batches(
     threads: int,
     skip_corrupt: bool,
 ) -> tf.data.Dataset:
-    """Returns a dataset with a batch of each row, in the same order.
+    """Returns a dataset with one batch for each row, in the same order.
 
-    Every batch is its own dataset, made by the fast method. If that raises an error,
-    the batch is made by a careful method, which reports what is wrong. So error
-    reporting does not slow down reading valid data.
+    Each batch is first made by a fast method, as a dataset of its own. If this raises
+    an error, a slower method makes the batch again and reports which example is
+    invalid. Error reporting therefore does not slow down the reading of valid data.
 
     Args:
         examples: the examples of the split.
@@ -362,7 +363,7 @@ def _interleave(rows: tf.data.Dataset, function: Callable[..., tf.data.Dataset])
 
 
 def _either(first: tf.data.Dataset, second: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the first's element, or the second's if the first raises an error."""
+    """Returns the element of `first`, or of `second` if `first` raises an error."""
     return first.ignore_errors().concatenate(second).take(1)
 
 

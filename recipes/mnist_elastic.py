@@ -60,7 +60,7 @@ def main() -> None:
             clock.on_epoch_end(epoch)
             if tfdist.rank() == 0:
                 ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
-                text = f"epoch {epoch + 1:2}/{EPOCHS}  loss {loss:.4f} (own)  {ranks}"
+                text = f"epoch {epoch + 1:2}/{EPOCHS}  loss {loss:.4f} (local)  {ranks}"
                 print(text, flush=True)
     model.compile(metrics=["accuracy"], loss=loss_of)
     mnist_data.report(model, digits.test, clock)

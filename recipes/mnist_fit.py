@@ -1,4 +1,4 @@
-"""A CNN learns 4,000 real MNIST digits with model.fit, on one or more ranks.
+"""Trains a CNN on 4,000 real MNIST digits with model.fit, on one or more ranks.
 
     tfdistrun -np 2 python recipes/mnist_fit.py
 
@@ -55,7 +55,7 @@ def main() -> None:
             clock,
         ],
         verbose=1 if tfdist.rank() == 0 else 0,
-        shuffle=False,  # as with every tf.data.Dataset, which is already shuffled
+        shuffle=False,  # the dataset is already shuffled
     )
     mnist_data.report(model, digits.test, clock)
 

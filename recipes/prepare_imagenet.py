@@ -5,12 +5,12 @@
 `tars` contains ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, from image-net.org
 or from `recipes/make_tiny_imagenet.py`. The records are written to
 data/imagenet2012/5.1.0, where `tfds.load("imagenet2012", data_dir="data")` also finds
-them. This is done once, by one process, without network access. The real tars need
-hours and 150 GB.
+them. This is done once, by one process, without network access. With the real tars,
+this takes hours and needs 150 GB.
 
-The tars are checked first, which needs seconds. Otherwise a truncated tar would produce
-fewer pictures, and a tar with unexpected members would produce wrong labels for the
-validation pictures, both without an error.
+The tars are checked first, which takes seconds. Without this check, a truncated tar
+would produce fewer pictures, and a tar with unexpected members would produce wrong
+labels for the validation pictures, both without an error.
 """
 
 import os
@@ -45,7 +45,7 @@ def import_tfds() -> Any:
 
 
 def ends_well(file: Any, end: int) -> bool:
-    """Returns whether `end` follows two empty blocks, which end a tar."""
+    """Returns whether two empty blocks, the end of a tar, precede the offset `end`."""
     file.seek(max(0, end - 2 * BLOCK))
     return file.read(2 * BLOCK) == bytes(2 * BLOCK)
 
@@ -101,8 +101,9 @@ def check_validation(tar: tarfile.TarFile, file: Any) -> None:
             raise ValueError(
                 f"{tar.name}: expected {expected}.JPEG as name {number} of the sorted "
                 f"members, got {name!r}. All labels from this picture on would be "
-                "wrong, since tensorflow-datasets counts names. Pack only the "
-                "pictures, without a folder, from number 1 on without a gap."
+                "wrong, since tensorflow-datasets assigns the k-th label to the k-th "
+                "name. Pack only the pictures, without a folder, numbered from 1 "
+                "without gaps."
             )
 
 
@@ -148,7 +149,7 @@ def prepare(
         ImportError: a package is missing.
     """
     tfds = import_tfds()
-    # Versions for which this is not the default would query a bucket.
+    # Otherwise, versions in which this is not the default would query a bucket.
     tfds.core.utils.gcs_utils._is_gcs_disabled = True
     builder = tfds.builder("imagenet2012", data_dir=os.fspath(data_dir))
     if not os.path.isdir(builder.data_dir):

@@ -1,6 +1,7 @@
 """ResNets for pictures, version 1.5: the 3x3 convolution of a block has the stride.
 
-The last scale of each block is initialized to zero, so a block starts as the identity.
+The scale of the last batch normalization in each block is initialized to zero, so a
+block starts as the identity.
 
 References:
     He et al., Deep Residual Learning for Image Recognition, CVPR 2016, sections 3.3 and
@@ -23,7 +24,7 @@ NETWORKS = {
     "resnet101": ((3, 4, 23, 3), True),
     "resnet152": ((3, 8, 36, 3), True),
 }
-# Mean and deviation of ImageNet's pictures, by channel, in 0..255.
+# Mean and standard deviation of ImageNet's pictures, by channel, in 0..255.
 MEAN = (123.675, 116.28, 103.53)
 STANDARD_DEVIATION = (58.395, 57.12, 57.375)
 

@@ -2,10 +2,10 @@
 
     tfdistrun -np 2 python recipes/resnet50_imagenet.py --data_dir=DATA
 
-The defaults follow Goyal et al. 2017: 90 epochs, batch 256, SGD with momentum.
-recipes/make_tiny_imagenet.py creates example pictures for a first try, and
-docs/imagenet.md explains how to use the real ones. From top to bottom: flags, data,
-network, trainer, evaluation, save.
+The defaults follow Goyal et al. 2017 (90 epochs, batch 256, SGD with momentum), except
+that labels are smoothed. recipes/make_tiny_imagenet.py creates example pictures for a
+first try, and docs/imagenet.md explains how to use the real ones. The sections of this
+file, from top to bottom: flags, data, network, trainer, evaluation, save.
 
 References:
     Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017
@@ -50,19 +50,24 @@ flags.DEFINE_integer("classes", 1000, "Number of classes.", lower_bound=2)
 flags.DEFINE_integer("label_offset", 0, "Label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Image side in pixels.", lower_bound=32)
 flags.DEFINE_string(
-    "image_growth", "", "Smaller training images at first: 0:128,18:176,28:224."
+    "image_growth", "", "Training image size by epoch, e.g. 0:128,18:176,28:224."
 )
-flags.DEFINE_integer("synthetic", None, "Use N synthetic images.", lower_bound=1)
+flags.DEFINE_integer(
+    "synthetic", None, "Number of images per split of synthetic data.", lower_bound=1
+)
 flags.DEFINE_bool("skip_corrupt", False, "Skip corrupt images, and count them.")
 flags.DEFINE_integer(
-    "readers", None, "Number of ranks that read for all ranks.", lower_bound=1
+    "readers",
+    None,
+    "Number of ranks that read the files for all ranks; default: each reads its own.",
+    lower_bound=1,
 )
 flags.DEFINE_integer(
     "data_threads", 0, "Decoding threads per rank; 0: automatic.", lower_bound=0
 )
 
 flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "Model.")
-flags.DEFINE_bool("sync_batch_norm", False, "Batch statistics over all ranks.")
+flags.DEFINE_bool("sync_batch_norm", False, "Use batch statistics of all ranks.")
 flags.DEFINE_enum(
     "precision",
     "float32",
@@ -74,7 +79,7 @@ flags.DEFINE_enum(
     "preset", "goyal_2017", list(schedules.PRESETS), "Hyperparameter preset."
 )
 flags.DEFINE_integer("global_batch", 256, "Images per step, of all ranks together.")
-flags.DEFINE_integer("accumulation", 1, "Batches per rank and step.", lower_bound=1)
+flags.DEFINE_integer("accumulation", 1, "Batches per rank in a step.", lower_bound=1)
 flags.DEFINE_integer(
     "epochs", None, "Number of epochs; the preset is rescaled.", lower_bound=1
 )
@@ -84,9 +89,11 @@ flags.DEFINE_float(
 flags.DEFINE_float(
     "warmup_epochs", None, "Warm-up epochs; overrides the preset.", lower_bound=0.0
 )
-flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Decay; overrides the preset.")
+flags.DEFINE_enum(
+    "decay", None, list(schedules.DECAYS), "Learning-rate decay; overrides the preset."
+)
 flags.DEFINE_string(
-    "batch_growth", "", "Larger global batches from later epochs on: 30:1024,60:4096."
+    "batch_growth", "", "Larger global batches by epoch, e.g. 30:1024,60:4096."
 )
 flags.DEFINE_float("label_smoothing", 0.1, "Label-smoothing factor.", 0.0, 1.0)
 flags.DEFINE_float(
@@ -102,16 +109,16 @@ flags.DEFINE_bool(
 flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit or a custom loop.")
 flags.DEFINE_integer("seed", 1, "Random seed.", lower_bound=0)
 
-flags.DEFINE_string("output_dir", "runs", "Folder for the folders of runs.")
+flags.DEFINE_string("output_dir", "runs", "Folder in which a run creates its folder.")
 flags.DEFINE_string("resume", None, "Folder of the run to resume, e.g. runs/latest.")
 flags.DEFINE_integer(
-    "checkpoint_steps", 0, "Also save every N steps; 0: per epoch.", lower_bound=0
+    "checkpoint_steps", 0, "Also save every N steps; 0: only per epoch.", lower_bound=0
 )
 flags.DEFINE_integer("keep", 3, "Number of checkpoints to keep.", lower_bound=1)
 flags.DEFINE_bool("tensorboard", True, "Write TensorBoard logs.")
-flags.DEFINE_bool("evaluate_only", False, "Only evaluate the run of --resume.")
+flags.DEFINE_bool("evaluate_only", False, "Only evaluate the run given by --resume.")
 
-CONFIG = flags.DEFINE_multi_string("config", [], "YAML file, or name=value.")
+CONFIG = flags.DEFINE_multi_string("config", [], "YAML file with values of flags.")
 NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 # Flags that must not change when a run is resumed; otherwise step numbers would have a
 # different meaning.
@@ -123,9 +130,9 @@ FIXED = (
 
 
 class Plan(NamedTuple):
-    """Numbers of a stage: epochs with one batch size and image size.
+    """The numbers of a stage: epochs with the same batch size and image size.
 
-    A step is an update.
+    A step is one update of the weights.
 
     Attributes:
         examples: number of training pictures.
@@ -170,7 +177,7 @@ class Plan(NamedTuple):
 
     @property
     def rate_batch(self) -> int:
-        """Batch size by which the rate is scaled; with Adasum, that of one rank."""
+        """Batch size to which the rate is scaled; with Adasum, that of one rank."""
         if FLAGS.reduction == "adasum":
             return self.per_rank_batch * self.accumulation
         return self.global_batch
@@ -298,7 +305,7 @@ def check_batch(flag: str, batch: int, examples: int) -> None:
         lower = batch // parts * parts
         advice = f"Use {max(lower, parts)} or {lower + parts} in --{flag}."
         if FLAGS.resume:
-            advice = "The run began with it: use a different number of ranks."
+            advice = "The run began with this batch: use another number of ranks."
         raise ValueError(
             f"Expected a global batch that {tfdist.size()} ranks with "
             f"{FLAGS.accumulation} batches each can share, got {batch}. " + advice
@@ -320,7 +327,8 @@ def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
     """Returns this rank's part of every batch, from the plan's first step on."""
     epoch, done = plan.place_of(plan.first_step)
     batches = train.training_batches(
-        first_step=epoch * plan.steps_per_epoch + done,  # as if all had this batch
+        # Steps are counted as if all epochs had the batch size of this stage.
+        first_step=epoch * plan.steps_per_epoch + done,
         last_step=plan.epochs * plan.steps_per_epoch,
         global_batch=plan.global_batch,
         accumulation=plan.accumulation,
@@ -357,7 +365,7 @@ def pipeline(image_size: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
-    """Names the picture that causes an error, without TensorFlow's traces."""
+    """Replaces an error of TensorFlow by one that names the picture that caused it."""
     try:
         yield
     except tf.errors.OpError:
@@ -434,7 +442,7 @@ def build_model(plan: Plan) -> keras.Model:
 
 
 def growth_of(plan: Plan) -> batch_growth.Growth:
-    """Returns how the batch grows, and the rate with it if the preset scales it."""
+    """Returns the growth of the batch, and of the rate if the preset scales it."""
     scales_rate = make_preset().batch is not None
     return batch_growth.Growth(plan.batches, plan.examples, scales_rate=scales_rate)
 
@@ -516,7 +524,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     if FLAGS.tensorboard:
         board = of_keras.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
-    # So no work is lost at a time limit of the batch system.
+    # StopOnSignal saves, so no work is lost at the time limit of a batch system.
     return [*listed, ours.StopOnSignal(checkpoint)]
 
 
@@ -556,7 +564,7 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
         self.steps = plan.first_step
 
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
-        """Saves the model, after the measurements if the epoch is not complete."""
+        """Saves the model; within an epoch, first saves the measurements so far."""
         logs["steps"] = self.steps
         in_epoch = self._plan.place_of(self.steps)[1]
         part = self._whole_epoch.part() if in_epoch else None
@@ -577,14 +585,14 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
 class CountSteps(keras.callbacks.Callback):
     """Adds the step count to the logs, for file names; saves at the end of each epoch.
 
-    The count includes steps that a loss scale skips, unlike the optimizer's count,
-    because their pictures have been used. An epoch is saved before its validation,
-    which may fail. At the end of an epoch, the learning rate of the last step is added
-    to the logs.
+    Unlike the optimizer's count, this count includes steps that are skipped because of
+    the loss scale, since their pictures have been used. An epoch is saved before its
+    validation, which may fail. At the end of an epoch, the learning rate of the last
+    step is added to the logs.
 
     Args:
         plan: the numbers of the stage.
-        checkpoint: saves the last step of each epoch, and every `--checkpoint_steps`.
+        checkpoint: saves after each epoch, and after every `--checkpoint_steps` steps.
     """
 
     def __init__(self, plan: Plan, checkpoint: RunCheckpoint) -> None:
@@ -594,7 +602,7 @@ class CountSteps(keras.callbacks.Callback):
         self._end = 0  # end of the epoch, in batches
 
     def set_model(self, model: keras.Model) -> None:
-        """Also sets the model of the checkpoint, which is in no list of callbacks."""
+        """Also sets the model of the checkpoint, which is not passed to `fit`."""
         super().set_model(model)
         self._checkpoint.set_model(model)
 
@@ -603,7 +611,7 @@ class CountSteps(keras.callbacks.Callback):
         self._end = self._plan.steps_before(epoch + 1) * self._plan.accumulation
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
-        """Counts; runs before the callbacks that save."""
+        """Counts the steps, and saves; runs before the other callbacks that save."""
         left = self.params["steps"] - (batch + 1)
         steps, rest = divmod(self._end - left, self._plan.accumulation)
         logs["steps"] = self._checkpoint.steps = steps
@@ -733,7 +741,7 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
-    """Prints the command that resumes the run if a signal ends it.
+    """If a signal ends the run, prints the command that resumes it.
 
     Args:
         script: path of this file, as it was called.
@@ -756,7 +764,7 @@ def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
 
 
 def open_folder() -> Path:
-    """Returns the folder of this run, on all ranks: a new folder, or --resume's."""
+    """Returns the run's folder, on all ranks: a new one, or the one of --resume."""
     folder = FLAGS.resume
     if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))
@@ -778,7 +786,7 @@ def describe(
     validation: imagenet_data.Split,
     folder: Path,
 ) -> str:
-    """Describes the run before the start, for the screen."""
+    """Returns a description of the run, to be printed before it starts."""
     plan = stages[0]
     ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
     batch = f"{ranks} x {plan.per_rank_batch}"

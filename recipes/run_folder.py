@@ -1,4 +1,4 @@
-"""A run's folder and its configuration: flags, a YAML file and key=value arguments.
+"""A run's folder and its configuration: flags, a YAML file, name=value arguments.
 
 Later sources take precedence over earlier ones: the defaults of the flags, the run that
 is resumed, the YAML file of `--config`, then `--name=value` and `name=value` on the
@@ -80,7 +80,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file has a different content.
+        ValueError: the file is not YAML, or does not contain names and values.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
@@ -121,7 +121,9 @@ def check_same(
 
 
 def check_pictures(path: Path, count: int) -> None:
-    """Raises if a run continues with a different number of pictures, and so of steps.
+    """Raises if a run is resumed with a different number of training pictures.
+
+    The number of steps in an epoch would change too.
 
     Args:
         path: the run's folder. If it has no record of the number, no error is raised.
@@ -192,7 +194,7 @@ def checkpoints(path: Path) -> list[Path]:
 
 
 def last_checkpoint(path: Path) -> Path:
-    """Returns the undamaged checkpoint of the largest step in a run's folder.
+    """Returns the newest undamaged checkpoint, by step, in a run's folder.
 
     Damaged checkpoints are skipped, and the reason is logged.
 
@@ -205,8 +207,8 @@ def last_checkpoint(path: Path) -> Path:
         return tfdist.newest_checkpoint(os.path.join(folder, STEPS))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected checkpoints {STEPS} in {path / CHECKPOINTS}, found none. Name "
-            "the folder of a run, or its `latest`, that has saved a checkpoint."
+            f"Expected checkpoints {STEPS} in {path / CHECKPOINTS}, found none. Pass "
+            "the folder of a run that has saved a checkpoint, or the link `latest`."
         ) from None
 
 
@@ -223,12 +225,13 @@ def steps_of(checkpoint: Path) -> int:
 def remove_old_checkpoints(
     path: Path, keep: int, ends_epoch: Callable[[int], bool]
 ) -> None:
-    """Removes all but the newest checkpoints, including those of an earlier run.
+    """Removes all but the newest checkpoints, also those from before a resume.
 
     Args:
         path: the run's folder.
-        keep: number of checkpoints at ends of epochs to keep. Of the checkpoints that
-            are newer than the oldest of these, at most as many others are kept.
+        keep: number of checkpoints from the ends of epochs to keep. At most as many
+            other checkpoints are kept, and only if they are newer than the oldest of
+            these.
         ends_epoch: function that returns whether an epoch ends after a number of steps.
     """
     ends, others = [], []
@@ -268,7 +271,7 @@ def tidy(path: Path, epochs: int) -> None:
 
 
 def _is_of(row: str, head: str, epochs: int) -> bool:
-    """Returns whether a line of the log is complete and in the first epochs."""
+    """Returns whether a line of the log is complete and from the first epochs."""
     number = row.partition(",")[0]
     return (
         row.count(",") >= head.count(",")

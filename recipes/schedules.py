@@ -6,8 +6,8 @@ A preset is plain data. `rate_at` is its learning rate in closed form, and `opti
 creates the Keras optimizer with the same rate as a schedule. To change the length or
 decay, use `dataclasses.replace(PRESETS["cosine_2018"], epochs=30)`.
 
-In both forms step s belongs to epoch s / steps_per_epoch, from 0. A warm-up is W steps
-long, the whole run T steps.
+In both forms, step s belongs to epoch s / steps_per_epoch. Steps and epochs are counted
+from 0.
 """
 
 import argparse
@@ -33,7 +33,7 @@ IMAGENET = 1_281_167  # number of training images
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Multiplies the rate by `factor` at the beginning of each of the epochs."""
+    """Multiplies the rate by `factor` at the beginning of each epoch in `epochs`."""
 
     epochs: tuple[float, ...]
     factor: float
@@ -67,7 +67,7 @@ class Cosine:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """(1 - completed fraction) to a power, from the rate to 0 at the end."""
+    """Multiplies the rate by (1 - completed fraction) ** power; 0 at the end."""
 
     power: float
 
@@ -170,7 +170,7 @@ PRESETS = {
 DECAYS = {
     "step": Steps((30, 60, 80), 0.1),
     "cosine": Cosine(),
-    # Szegedy et al., Rethinking the Inception Architecture (arXiv:1512.00567), 8.
+    # Szegedy et al., Rethinking the Inception Architecture (arXiv:1512.00567), sect. 8.
     "exponential": Exponential(0.94, 2),
     "polynomial": Polynomial(2.0),
 }
@@ -189,11 +189,11 @@ def changed(
 
     Args:
         name: a key of PRESETS.
-        epochs: length; warm-up and decay are scaled with it, so that 9 epochs of
-            `goyal_2017` have half an epoch of warm-up and a tenth of the rate at 3, 6
-            and 8.
+        epochs: number of epochs, to which warm-up and decay are scaled: with 9 epochs,
+            `goyal_2017` has half an epoch of warm-up, and divides the rate by 10 at
+            epochs 3, 6 and 8.
         rate: the base rate, for the preset's `batch`.
-        warmup_epochs: warm-up epochs, in the resulting length.
+        warmup_epochs: number of warm-up epochs; it is not scaled to `epochs`.
         decay: a key of DECAYS, scaled to the resulting length.
     """
     preset = PRESETS[name]
@@ -325,7 +325,7 @@ def schedule(
 
 @keras.saving.register_keras_serializable(package="tfdist_recipes")
 class OfUpdates(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule of updates, for an optimizer that counts accumulated batches.
+    """A schedule by updates, for an optimizer that counts every accumulated batch.
 
     Args:
         schedule: the rate of each update, from 0.
@@ -463,7 +463,7 @@ def _decay_schedule(
 
 
 def _last_steps(epochs: Sequence[float], steps_per_epoch: int) -> list[int]:
-    """Returns the step before each epoch: there, Keras still uses the old value."""
+    """Returns the step before each epoch, at which Keras still uses the old value."""
     return [math.ceil(epoch * steps_per_epoch) - 1 for epoch in epochs]
 
 

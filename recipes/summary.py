@@ -1,9 +1,10 @@
 """Final report of a run: a plot of its curves, and a short table.
 
-All data come from the run's folder. Each run in this folder has added a line per epoch
-to log.csv (keras.callbacks.CSVLogger, append=True). `note_run` has recorded in runs.csv
-when and where each run began. The log contains speed, exposed communication and epoch
-times if tfdist.callbacks.Progress was before the logger.
+All data come from the run's folder. log.csv has a line per epoch, also for the epochs
+before a resume (keras.callbacks.CSVLogger, append=True). It contains speed, exposed
+communication and epoch times if tfdist.callbacks.Progress was before the CSVLogger in
+the list of callbacks. runs.csv has the time and the epoch of the start of the run and
+of each resume, recorded by `note_run`.
 """
 
 import csv
@@ -31,13 +32,13 @@ _MARKED_UP_TO = 30  # epochs; longer curves are drawn without markers
 
 
 class History(NamedTuple):
-    """Logged epochs of the runs in a folder.
+    """Logged epochs of a run, including those before a resume.
 
     Attributes:
         epochs: numbers from 1, ascending. If an epoch was logged twice, because it was
             interrupted or lost, the last row is used.
         columns: name → a value for each epoch, NaN if it is missing.
-        resumed: where runs continued, in epochs: 3.5 is the middle of the fourth.
+        resumed: where the run was resumed, in epochs: 3.5 is in the middle of epoch 4.
         seconds: total time of all rows, including repeated ones; NaN if unknown.
         left_out: the lines that could not be read, and why.
     """

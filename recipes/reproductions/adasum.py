@@ -1,4 +1,4 @@
-"""Adasum uses a large batch better than an average with the rate of one rank.
+"""With the learning rate of one rank, Adasum trains better than an average.
 
 python recipes/reproductions/adasum.py
 """
@@ -39,7 +39,7 @@ def adasum(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def combined(gradients: list[tf.Tensor]) -> tf.Tensor:
-    """Returns the combination of the gradients of 1, 2, 4, 8, ... ranks."""
+    """Combines the gradients of all ranks in pairs; their number is a power of 2."""
     while len(gradients) > 1:
         pairs = zip(gradients[::2], gradients[1::2], strict=True)
         gradients = [adasum(a, b) for a, b in pairs]
@@ -77,13 +77,13 @@ def judge(
     """Compares the accuracies."""
     gained = accuracy[ADASUM] - accuracy[AVERAGE]
     checks = [
-        at_least("Adasum above the average, same rate", gained, 5, " points"),
-        at_most(f"the sum diverges at {HIGH_RATE}", accuracy[SUM_HIGH], 50),
-        at_least(f"Adasum does not, at {HIGH_RATE}", accuracy[ADASUM_HIGH], 80),
+        at_least("gain of Adasum over the average, same rate", gained, 5, " points"),
+        at_most(f"accuracy of the sum at rate {HIGH_RATE}", accuracy[SUM_HIGH], 50),
+        at_least(f"accuracy of Adasum at rate {HIGH_RATE}", accuracy[ADASUM_HIGH], 80),
     ]
     if on_ranks is not None:
         gained = on_ranks["Adasum"] - on_ranks["average"]
-        text = "Adasum above the average, real ranks"
+        text = "gain of Adasum over the average, real ranks"
         checks.append(at_least(text, gained, 0, " points", is_of_ranks=True))
     return checks
 
@@ -99,8 +99,9 @@ STUDY = Study(
     name="adasum",
     title="Adasum",
     claim=(
-        "With the rate of one rank, the gradients of many ranks combined by Adasum "
-        "train better than their average, even with a rate at which their sum diverges."
+        "With the learning rate of one rank, combining the gradients of many ranks by "
+        "Adasum trains better than averaging them. Adasum also trains with a rate at "
+        "which their sum diverges."
     ),
     source="Maleki et al. 2021, section 3 (arXiv:2006.02924)",
     workload=(

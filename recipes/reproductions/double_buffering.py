@@ -1,4 +1,4 @@
-"""Gradients that are one step old train as well, with a warm-up.
+"""With a warm-up, gradients that are one step old train nearly as well.
 
 python recipes/reproductions/double_buffering.py
 """
@@ -79,13 +79,13 @@ def judge(
     """Compares the accuracies."""
     lost = accuracy[SYNCHRONOUS] - accuracy[BUFFERED]
     checks = [
-        at_most("lost with a warm-up", lost, 1, " points"),
+        at_most("lost by double buffering, with a warm-up", lost, 1, " points"),
         at_least(f"synchronous at {HIGH_RATE}", accuracy[HIGH], 90),
-        at_most("double buffering diverges there", accuracy[BUFFERED_HIGH], 50),
+        at_most(f"double buffering at {HIGH_RATE}", accuracy[BUFFERED_HIGH], 50),
     ]
     if on_ranks is not None:
         lost = on_ranks[SYNCHRONOUS] - on_ranks[BUFFERED]
-        text = "lost with a warm-up, real ranks"
+        text = "lost by double buffering, with a warm-up, real ranks"
         checks.append(at_most(text, lost, 1, " points", is_of_ranks=True))
     return checks
 
@@ -103,9 +103,9 @@ STUDY = Study(
     name="double_buffering",
     title="Double buffering",
     claim=(
-        "Updates with the gradients of the previous step, which can be reduced during "
-        "a whole step, lose at most a point of accuracy with a warm-up; the largest "
-        "rate that is stable is lower."
+        "With a warm-up, updates with the gradients of the previous step, whose "
+        "reduction can overlap with a whole step, cost at most one point of accuracy. "
+        "The largest stable rate is lower than with synchronous updates."
     ),
     source="ChainerMN 1.3, 2018, double_buffering of its optimizer",
     workload=(

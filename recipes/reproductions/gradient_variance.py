@@ -71,7 +71,7 @@ def simulate(seed: int) -> list[float]:
 
 
 def on_ranks() -> dict[str, float]:
-    """Returns this ratio for this job, whose allreduce averages the gradients."""
+    """Returns K var(K) / var(1) for this job, which averages with allreduce."""
     gradient, own, averaged = gradient_function(), Variance(), Variance()
     rng = np.random.default_rng(tfdist.rank())
     for _ in range(BATCHES):
@@ -99,11 +99,15 @@ def judge(
 STUDY = Study(
     name="gradient_variance",
     title="Variance of the gradient",
-    claim="The variance of the averaged gradient falls as one over the number of ranks",
+    claim=(
+        "The variance of the averaged gradient is inversely proportional to the number "
+        "of ranks."
+    ),
     source="Goyal et al. 2017, section 2 (arXiv:1706.02677)",
     workload=(
         f"digits, 3 hidden layers of 128 units at their initial weights, {BATCHES} "
-        f"random batches of {PER_RANK} samples per rank; 1 means a fall as 1 / K"
+        f"random batches of {PER_RANK} samples per rank; a value of 1 means that the "
+        "variance is proportional to 1 / K"
     ),
     runs={NAME: simulate},
     judge=judge,

@@ -1,4 +1,4 @@
-"""Gradients sent as float16 halve the bytes and keep the accuracy.
+"""Sending gradients as float16 halves the bytes and keeps the accuracy.
 
 python recipes/reproductions/half_precision.py
 """
@@ -105,7 +105,7 @@ def judge(
 STUDY = Study(
     name="half_precision",
     title="Gradients in half precision",
-    claim="Gradients that are sent as float16 halve the bytes and keep the accuracy",
+    claim="Sending gradients as float16 halves the bytes and keeps the accuracy.",
     source="Akiba et al. 2017, section 4 (arXiv:1711.04325)",
     workload=(
         f"digits, 3 hidden layers of 128 units, SGD with momentum 0.9 and rate {RATE}, "

@@ -1,4 +1,4 @@
-"""LAMB trains with a large batch as well as Adam with a small one.
+"""LAMB trains with a large batch nearly as well as AdamW with a small one.
 
 python recipes/reproductions/lamb.py
 """
@@ -44,7 +44,7 @@ def judge(
     """Compares the accuracies."""
     checks = [
         at_least("LAMB with the large batch", accuracy[LAYERWISE], 93),
-        at_most("lost to AdamW", accuracy[SMALL] - accuracy[LAYERWISE], 1, " points"),
+        at_most("gap to AdamW", accuracy[SMALL] - accuracy[LAYERWISE], 1, " points"),
     ]
     if on_ranks is not None:
         text, found = "LAMB, real ranks", on_ranks["accuracy"]
@@ -56,16 +56,16 @@ STUDY = Study(
     name="lamb",
     title="LAMB",
     claim=(
-        "LAMB trains with a 16 times larger batch nearly as well as AdamW with the "
-        "small batch."
+        "LAMB trains with a batch that is 16 times as large nearly as well as AdamW "
+        "with the small batch."
     ),
     source="You et al. 2020, algorithm 2 (arXiv:1904.00962)",
     workload=(
         "4,096 images of MNIST, 5 hidden layers of 96 units with batch normalization, "
         f"{EPOCHS} epochs, weight decay {DECAY}, batches of 32 and 512; rates "
         f"{ADAM_RATE} (AdamW), {LARGE_ADAM_RATE} (AdamW, large batch) and {LAMB_RATE} "
-        f"(LAMB), a tenth after 60 % and 85 %; warm-up of {WARMUP_EPOCHS} epochs with "
-        "the large batch"
+        f"(LAMB), divided by 10 after 60 % and 85 %; warm-up of {WARMUP_EPOCHS} epochs "
+        "with the large batch"
     ),
     runs={
         name: functools.partial(simulate, setting(name))

@@ -1,4 +1,4 @@
-"""With a larger batch, the learning rate has to grow with it.
+"""The learning rate has to grow with the batch size.
 
 python recipes/reproductions/linear_scaling.py
 """
@@ -34,12 +34,12 @@ def judge(
     gap = accuracy[SMALL] - accuracy[SAME]
     closed = 100 * (accuracy[SCALED] - accuracy[SAME]) / gap if gap > 0 else 0.0
     checks = [
-        at_least("loss with the same rate", gap, 5, " points"),
-        at_least("part of it that the scaled rate wins back", closed, 50, " %"),
+        at_least("accuracy lost with the same rate", gap, 5, " points"),
+        at_least("part of it that the scaled rate recovers", closed, 50, " %"),
     ]
     if on_ranks is not None:
         below = accuracy[SCALED] - on_ranks["accuracy"]
-        text = "real ranks below simulated ones"
+        text = "accuracy lost with real ranks"
         checks.append(at_most(text, below, 2, " points", is_of_ranks=True))
     return checks
 

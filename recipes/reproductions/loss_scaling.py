@@ -23,7 +23,7 @@ SINGLE, UNSCALED, SCALED = "float32", "float16", "float16, scaled loss"
 def compiled(kind: str) -> keras.Model:
     """Returns a network whose loss, and so its gradients, are very small.
 
-    The rate is larger by the same factor, so that steps in float32 are as usual.
+    The rate is divided by the factor of the loss, so steps in float32 are as usual.
     """
     keras.config.set_dtype_policy("float32" if kind == SINGLE else "mixed_float16")
     try:
@@ -46,7 +46,7 @@ def compiled(kind: str) -> keras.Model:
 
 
 def simulate(kind: str) -> Callable[[int], list[float]]:
-    """Returns a function that trains in one process: the losses, divided by `SMALL`."""
+    """Returns a function that trains in one process and returns losses / `SMALL`."""
 
     def run(seed: int) -> list[float]:
         keras.utils.set_random_seed(seed)
@@ -60,7 +60,7 @@ def simulate(kind: str) -> Callable[[int], list[float]]:
 
 
 def on_ranks() -> dict[str, float]:
-    """One rank's gradients become infinite: all ranks skip the step."""
+    """Makes one rank's gradients infinite; counts the ranks that skip the step."""
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=1024.0
     )
@@ -84,7 +84,7 @@ def judge(
     off = 100 * abs(loss[SCALED] / loss[SINGLE] - 1)
     checks = [
         at_least("loss in float16, not scaled (ln 10 = 2.303)", loss[UNSCALED], 2.2),
-        at_most("loss with a scaled loss, distance from float32", off, 2, " %"),
+        at_most("loss with loss scaling, difference from float32", off, 2, " %"),
     ]
     for name, count in (on_ranks or {}).items():
         checks.append(at_least(name, count, RANKS, is_of_ranks=True))
@@ -95,9 +95,9 @@ STUDY = Study(
     name="loss_scaling",
     title="Loss scaling",
     claim=(
-        "Gradients below the smallest number of float16 are lost; with a scaled loss, "
-        "training in float16 matches that in float32. If the gradients of one rank "
-        "overflow, all ranks skip the step"
+        "Gradients below the smallest number of float16 are lost. With a scaled loss, "
+        "training in float16 matches training in float32. If the gradients of one rank "
+        "overflow, all ranks skip the step."
     ),
     source="Micikevicius et al. 2018, section 3.2 (arXiv:1710.03740)",
     workload=(

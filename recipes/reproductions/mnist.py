@@ -31,7 +31,7 @@ def judge(
     checks = [
         at_most("without a warm-up", accuracy[WITHOUT], 80),
         at_least("with a warm-up", accuracy[WITH], 90),
-        at_most("lost to 1 rank", accuracy[SMALL] - accuracy[WITH], 3, " points"),
+        at_most("gap to 1 rank", accuracy[SMALL] - accuracy[WITH], 3, " points"),
     ]
     if on_ranks is not None:
         found, text = on_ranks["accuracy"], "with a warm-up, real ranks"
@@ -43,15 +43,16 @@ STUDY = Study(
     name="mnist",
     title="A second data set",
     claim=(
-        "Also on MNIST, a rate that is scaled to the batch needs a warm-up, and then "
-        "comes near to the small batch."
+        "On MNIST too, a rate that is scaled to the batch needs a warm-up. The "
+        "accuracy is then close to that of the small batch."
     ),
     source="Goyal et al. 2017, sections 2.1 and 2.2 (arXiv:1706.02677)",
     workload=(
         "4,096 images of MNIST, 5 hidden layers of 96 units, batch normalization over "
         f"the {PER_RANK} samples of each rank, SGD with momentum 0.9 and weight decay "
         f"1e-4, {EPOCHS} epochs, rate {RATE} for a batch of {PER_RANK}, "
-        f"{RATE * RANKS:.1f} for {RANKS * PER_RANK}, a tenth after 60 % and 85 %; "
+        f"{RATE * RANKS:.1f} for {RANKS * PER_RANK}, divided by 10 after 60 % and "
+        "85 %; "
         f"warm-up from 0 in {WARMUP_EPOCHS} epochs"
     ),
     runs={

@@ -15,8 +15,8 @@ class GroupedBatchNormalization(keras.layers.Layer):
 
     A batch consists of equal batches of all ranks. Each rank normalizes its own batch,
     and has its own moving statistics. In evaluation, all ranks use the combined
-    statistics: the mean of the means, and the mean of variance + mean^2 minus the
-    square of the combined mean.
+    statistics. The combined mean is the mean of the means. The combined variance is the
+    mean of (variance + mean^2) minus the square of the combined mean.
 
     Args:
         ranks: number of ranks.

@@ -1,4 +1,4 @@
-"""The report of the reproductions: one HTML page that contains its pictures."""
+"""The report of the reproductions: one HTML page with embedded plots."""
 
 import base64
 import html

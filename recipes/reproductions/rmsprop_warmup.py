@@ -1,4 +1,4 @@
-"""RMSprop warm-up with a slow start trains where a warm-up of the rate does not.
+"""RMSprop warm-up with a slow start trains where a learning-rate warm-up fails.
 
 python recipes/reproductions/rmsprop_warmup.py
 """
@@ -15,7 +15,7 @@ from tfdist.optimizers import MomentumSGD, RMSpropWarmup, Warmup, scaled_rate
 
 BASE_RATE, EPOCHS, RANKS = 0.3, 14, 22
 WARMUP_EPOCHS, CENTER_EPOCHS, PERIOD_EPOCHS = 4, 4, 2
-# Epochs of 90 at which the rate changes, and its factors.
+# Epochs, out of 90, at which the learning rate changes, and its factors.
 SLOW_START = ((40, 70, 85), (0.5, 0.075, 0.01, 0.001))
 LINEAR = "22 ranks, linear warm-up"
 LINEAR_SLOW = "22 ranks, linear warm-up and slow start"
@@ -69,7 +69,7 @@ def judge(
     ahead = accuracy[RMSPROP] - accuracy[LINEAR]
     checks = [
         at_least("with RMSprop warm-up", accuracy[RMSPROP], 95),
-        at_least("above a linear warm-up", ahead, 10, " points"),
+        at_least("gain over a linear warm-up", ahead, 10, " points"),
     ]
     if on_ranks is not None:
         found, text = on_ranks["accuracy"], "with RMSprop warm-up, real ranks"
@@ -81,8 +81,8 @@ STUDY = Study(
     name="rmsprop_warmup",
     title="RMSprop warm-up",
     claim=(
-        "With a batch for which a linear warm-up is not enough, training that begins "
-        "as RMSprop and becomes SGD, with a slow start, keeps the accuracy."
+        "If a linear warm-up is not enough for a batch, training that begins with "
+        "RMSprop, changes to SGD, and has a slow start keeps the accuracy."
     ),
     source="Akiba et al. 2017, section 3 (arXiv:1711.04325)",
     workload=(

@@ -44,7 +44,7 @@ def main() -> None:
     Raises:
         SystemExit: a criterion does not hold.
     """
-    parser = argparse.ArgumentParser(description="Published claims, reproduced.")
+    parser = argparse.ArgumentParser(description="Reproduces published claims.")
     parser.add_argument(
         "--quick", action="store_true", help="one seed, and no real ranks"
     )

@@ -64,7 +64,7 @@ class Study:
         title: the topic, as a heading.
         claim: the claim as a sentence.
         source: where it was published.
-        workload: network, data, and numbers.
+        workload: network, data, and hyperparameters.
         runs: functions by name; each takes a seed and returns a list of values, for
             example the accuracy of each epoch.
         judge: function that returns the criteria. It gets the means of the last values,
@@ -114,7 +114,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def last_of(curves: Curves) -> dict[str, Interval]:
-    """Returns the last value, by the name of the run."""
+    """Returns the interval of the last values of all seeds, by the name of the run."""
     return {
         name: interval([curve[-1] for curve in seeds]) for name, seeds in curves.items()
     }
@@ -129,7 +129,7 @@ def checks_of(study: Study, result: Result) -> list[Check]:
 def at_least(
     text: str, value: float, bound: float, unit: str = "", *, is_of_ranks: bool = False
 ) -> Check:
-    """Returns whether a value is at least a bound."""
+    """Returns the criterion that a value is at least a bound."""
     text = f"{text}: at least {bound:g}{unit}"
     return Check(text, f"{value:.4g}", value >= bound, is_of_ranks)
 
@@ -137,7 +137,7 @@ def at_least(
 def at_most(
     text: str, value: float, bound: float, unit: str = "", *, is_of_ranks: bool = False
 ) -> Check:
-    """Returns whether a value is at most a bound."""
+    """Returns the criterion that a value is at most a bound."""
     text = f"{text}: at most {bound:g}{unit}"
     return Check(text, f"{value:.4g}", value <= bound, is_of_ranks)
 

@@ -26,8 +26,8 @@ class Setting:
         epochs: number of epochs.
         optimizer: function that returns the optimizer, for a number of steps per epoch.
         normalized: whether the network has batch normalization.
-        load: function that returns the data; data other than the small digits only for
-            the network with batch normalization.
+        load: function that returns the data. The network without batch normalization
+            needs the default, the small digits.
     """
 
     ranks: int
@@ -50,7 +50,7 @@ class Setting:
 
 
 def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
-    """Returns a rate that falls to a tenth after 60 % and after 85 % of training.
+    """Returns a rate that is divided by 10 after 60 % and after 85 % of training.
 
     Args:
         peak: the rate after the warm-up.
@@ -132,8 +132,8 @@ def train(
         model: the network.
         optimizer: its optimizer.
         epochs: the samples of each step, by epoch.
-        gradients: function that returns the gradients of a step; default: those of the
-            mean loss, which equals the average over ranks with equal batches.
+        gradients: function that returns the gradients of a step. Default: the gradients
+            of the mean loss, which equal the average over ranks with equal batches.
         data: the data; default: the small digits.
     """
     images, labels = (data or digits.load()).train

@@ -112,7 +112,7 @@ STUDY = Study(
     title="Unequal batches",
     claim=(
         "The average of the ranks' gradients, weighted by their numbers of samples, is "
-        "the gradient of all samples; the plain average is not"
+        "the gradient of all samples. The plain average is not."
     ),
     source="Goyal et al. 2017, section 3, remark 3 (arXiv:1706.02677)",
     workload=(

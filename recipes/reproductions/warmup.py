@@ -37,15 +37,15 @@ STUDY = Study(
     name="warmup",
     title="Warm-up",
     claim=(
-        "Where the first steps with the scaled rate are unstable, a rate that rises "
-        "over the first epochs closes the gap to the small batch."
+        "If the first steps with the scaled rate are unstable, a rate that rises over "
+        "the first epochs closes most of the gap to the small batch."
     ),
     source="Goyal et al. 2017, section 2.2 (arXiv:1706.02677)",
     workload=(
         "digits, 5 hidden layers of 96 units, batch normalization over the 32 samples "
         f"of each rank, SGD with momentum 0.9 and weight decay 1e-4, {EPOCHS} epochs, "
         f"rate {RATE} for a batch of {PER_RANK}, {RATE * RANKS:.1f} for "
-        f"{RANKS * PER_RANK}, a tenth after 60 % and 85 %; warm-up from 0 in "
+        f"{RANKS * PER_RANK}, divided by 10 after 60 % and 85 %; warm-up from 0 in "
         f"{WARMUP_EPOCHS} epochs"
     ),
     runs={

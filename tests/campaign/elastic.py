@@ -142,6 +142,8 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=(folder / "stdout").open("wb"),
             stderr=(folder / "stderr").open("wb"),
+            # This process is busy. In its session, tfdistrun would often have to wait.
+            start_new_session=True,
         )
         return cls(draw, folder, marker, process)
 
