@@ -222,11 +222,16 @@ def run_tfdist(folder: Path, python: str, *options: str) -> tuple[float, ...]:
     command += ["--min-np", "1", *options, sys.executable, "-c", TFDIST, str(file)]
     with _started(command, folder):
         if "--spares" in options:
-            Training(file).wait(lambda rows: bool(rows))
-            time.sleep(10.0)  # the spare is ready
+            Training(file).wait(lambda _: len(_traced_s(folder)) > RANKS)
+            time.sleep(2.0)  # the spare is ready
         pauses_s = Training(file).pause()
-    newest = (folder / "steps.traced").read_text().splitlines()[-1]
-    return *pauses_s, float(newest)
+    return *pauses_s, _traced_s(folder)[-1]
+
+
+def _traced_s(folder: Path) -> list[float]:
+    """Seconds for import and trace, of each process that has traced its step."""
+    file = folder / "steps.traced"
+    return [float(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def run_tfdist_with_spare(folder: Path, python: str) -> tuple[float, ...]:
