@@ -1189,9 +1189,8 @@ def test_a_slow_member_on_a_removed_slot_is_not_replaced_twice():
     assert job.kept(1) == "it is already leaving"
     job = Job(2, min_size=2)
     assert job.replace(1) == [spare(2)]
-    assert job.resize(3, unwanted={1}) == [
-        Prioritize(2)
-    ]  # the process takes the same place
+    # The process takes the same place.
+    assert job.resize(3, unwanted={1}) == [Prioritize(2)]
     assert job.ready(2) == [AskStep(1)]
     assert members(of(Dismiss, job.ask(0, 1))) == [1]
 
