@@ -54,22 +54,24 @@ def nice(marker):
 
 
 def check(job, marker):
-    """Checks a job of two ranks and a spare, member 2, before and after a loss."""
-    until(lambda: nice(marker) == {0: 0, 1: 0, 2: BACKGROUND_NICE}, 20.0)
+    """Checks a job of three ranks and a spare, member 3, before and after losses."""
+    until(lambda: nice(marker) == dict.fromkeys(range(4), 0), 20.0)
     os.kill(members(marker)[1], signal.SIGKILL)
-    until(lambda: nice(marker) == {0: 0, 2: 0, 3: BACKGROUND_NICE}, 20.0)
+    until(lambda: nice(marker) == {0: 0, 2: 0, 3: 0, 4: BACKGROUND_NICE}, 20.0)
+    os.kill(members(marker)[2], signal.SIGKILL)
+    until(lambda: nice(marker) == {0: 0, 3: 0, 4: 0, 5: BACKGROUND_NICE}, 20.0)
     job.terminate()
 
 
 @deadline(60)
 def test_a_spare_gives_way_to_the_ranks_until_it_is_needed(tmp_path, marker):
-    options = ("-np", "2", "--min-np", "1", "--spares", "1", "--signal-grace-s", "1")
+    options = ("-np", "3", "--min-np", "1", "--spares", "1", "--signal-grace-s", "1")
     check(start(tmp_path, *options, "sleep", "60", **{marker: ""}), marker)
 
 
 @deadline(60)
 def test_a_spare_on_another_host_gives_way_too(hosts, tmp_path, marker):
-    options = ("-np", "2", "--min-np", "1", "--spares", "1", "--signal-grace-s", "1")
-    where = [*hosts.slots(1, 2), *hosts.ssh, "-x", marker]
+    options = ("-np", "3", "--min-np", "1", "--spares", "1", "--signal-grace-s", "1")
+    where = [*hosts.slots(1, 3), *hosts.ssh, "-x", marker]
     environ = {"TFDIST_ADDRESS": hosts.address, marker: ""}
     check(start(tmp_path, *options, *where, "sleep", "60", **environ), marker)

@@ -430,7 +430,8 @@ class Referee:
         require(not is_ending, "a preempted job starts nothing", action)
         expected = max(self.settings["max_size"], 2) + self.started
         require(action.member == expected, "numbers increase by one", action)
-        if self.spares_left:
+        starts_with_ranks = self.spares_left > 0
+        if starts_with_ranks:
             self.spares_left -= 1
         else:
             require(self._starts_left() > 0, "limits of replacements", action)
@@ -442,7 +443,7 @@ class Referee:
         require(is_free, "only lost members are replaced", action)
         self.started += 1
         self.live.add(action.member)
-        is_needed = action.member in self._needed()
+        is_needed = starts_with_ranks or action.member in self._needed()
         require(is_needed != action.in_background, "spares give way", action)
         if action.in_background:
             self.background[action.member] = now_s + BACKGROUND_LIMIT_S

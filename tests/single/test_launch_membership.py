@@ -316,10 +316,10 @@ def test_it_stops_when_finished_members_leave_too_few():
 
 def test_a_spare_takes_the_place_of_a_lost_member_at_once():
     job = Job(3, spares=1)
-    assert job.membership.begin(0.0) == [spare(3)]
+    assert job.membership.begin(0.0) == [Start(3)]
     assert job.ready(3) == []  # the job has all its members: nobody is told
     assert job.lose(1) == [
-        *(Fail(1, 1, 1), Announce(1), Prioritize(3)),
+        *(Fail(1, 1, 1), Announce(1)),
         spare(4),  # the next one is not needed yet
     ]
     assert places(job.ask(0, 2)) == {0: 0, 3: 1, 2: 2}
@@ -328,27 +328,29 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once():
 
 def test_a_spare_that_prepares_itself_is_not_in_the_background_once_it_is_needed():
     job = Job(2, spares=2)
-    assert job.membership.begin(0.0) == [spare(2), spare(3)]
+    assert job.membership.begin(0.0) == [Start(2), Start(3)]
+    assert [*job.lose(2), *job.lose(3)] == [spare(4), spare(5)]
     actions = job.lose(0)
-    assert actions[-2:] == [Prioritize(2), spare(4)]
-    assert job.ready(3)[-1] == Prioritize(3)  # it joins before member 2
-    assert places(job.ask(1)) == {1: 0, 3: 1}
+    assert actions[-2:] == [Prioritize(4), spare(6)]
+    assert job.ready(5)[-1] == Prioritize(5)  # it joins before member 4
+    assert places(job.ask(1)) == {1: 0, 5: 1}
 
 
 def test_a_spare_that_prepares_itself_for_long_is_not_in_the_background_any_more():
     """On busy CPUs, it might not be ready in time."""
     job = Job(2, spares=1)
     job.membership.begin(0.0)
+    assert job.lose(2) == [spare(3)]
     assert job.after(BACKGROUND_LIMIT_S - 1.0) == []
-    assert job.after(1.0) == [Prioritize(2)]
+    assert job.after(1.0) == [Prioritize(3)]
     assert job.after(1.0) == []
 
 
 def test_a_spare_that_has_ended_is_not_in_the_background_any_more():
     job = Job(2, spares=1)
     job.membership.begin(0.0)
-    assert job.lose(2) == [spare(3)]
-    assert job.after(BACKGROUND_LIMIT_S) == [Prioritize(3)]
+    assert [*job.lose(2), *job.lose(3)] == [spare(3), spare(4)]
+    assert job.after(BACKGROUND_LIMIT_S) == [Prioritize(4)]
 
 
 def test_without_a_spare_a_replacement_is_needed_at_once():
@@ -735,7 +737,7 @@ def test_a_spare_takes_the_place_of_a_member_that_leaves():
     job = Job(2, spares=1)
     job.membership.begin(0.0)
     job.ready(2)
-    assert job.leave(0) == [AskStep(1), Prioritize(2)]
+    assert job.leave(0) == [AskStep(1)]
     assert places(job.ask(0, 1)) == {1: 0, 2: 1}
 
 
@@ -836,7 +838,7 @@ def test_a_spare_takes_the_place_of_a_slow_member_at_once():
     job = Job(2, spares=1)
     job.membership.begin(0.0)
     job.ready(2)
-    assert job.replace(0) == [AskStep(1), Prioritize(2)]
+    assert job.replace(0) == [AskStep(1)]
     assert places(job.ask(0, 1)) == {1: 0, 2: 1}
     assert job.lose(0) == [spare(3)]  # the next spare
     assert job.membership.restarts == 0
@@ -995,7 +997,7 @@ def test_newcomers_that_are_of_no_use_any_more_are_killed_the_last_ones_first():
     job.membership.begin(0.0)  # member 4
     actions = job.resize(4)
     assert members(of(Start, actions)) == [5, 6, 7]
-    assert spare(7) in actions and actions[0] == Prioritize(4)
+    assert spare(7) in actions
     job.ready(7)
     kill_4, kill_5, kill_6 = job.resize(1)
     assert [kill_4.member, kill_5.member, kill_6.member] == [4, 5, 6]
@@ -1303,7 +1305,7 @@ def test_a_slow_member_stays_if_its_replacement_is_refused_in_the_same_round():
     job = Job(2, min_size=2, max_restarts=0, spares=1)
     job.membership.begin(0.0)
     job.ready(2, program="other")
-    assert job.replace(1) == [AskStep(1), Prioritize(2)]
+    assert job.replace(1) == [AskStep(1)]
     actions = job.ask(0, 1, program="mine")
     assert members(of(Refuse, actions)) == [2] and not of(Dismiss, actions)
     assert places(actions) == {0: 0, 1: 1} and not job.membership.preempted

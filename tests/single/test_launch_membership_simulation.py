@@ -829,14 +829,21 @@ class LeavesNeededNewcomersInTheBackground(Membership):
 
 @broken
 class StartsSparesLikeReplacements(Membership):
-    def _start(self, now_s):
+    def _start(self, now_s, *, with_ranks=False):
         return replace(super()._start(now_s), in_background=False)
 
 
 @broken
 class StartsReplacementsInTheBackground(Membership):
-    def _start(self, now_s):
-        return replace(super()._start(now_s), in_background=True)
+    def _start(self, now_s, *, with_ranks=False):
+        start = super()._start(now_s, with_ranks=with_ranks)
+        return replace(start, in_background=not with_ranks)
+
+
+@broken
+class StartsFirstSparesInTheBackground(Membership):
+    def _start(self, now_s, *, with_ranks=False):
+        return super()._start(now_s)
 
 
 @pytest.mark.parametrize(

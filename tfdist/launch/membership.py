@@ -108,7 +108,7 @@ class Membership(Decisions):
 
     def begin(self, now_s: float) -> list[Action]:
         """Starts the spares; call this after the members have been started."""
-        return [self._start(now_s) for _ in range(self._spares)]
+        return [self._start(now_s, with_ranks=True) for _ in range(self._spares)]
 
     def request(self, request: Request, now_s: float) -> list[Action]:
         """Handles the request of a member, or of a newcomer that is ready.

@@ -36,8 +36,8 @@ class Start:
 
     Attributes:
         member: member number of the newcomer.
-        in_background: whether it gets a smaller share of the CPUs until `Prioritize`,
-            since no place is vacant for it.
+        in_background: whether it gets a smaller share of the CPUs than the ranks until
+            `Prioritize`, and for at most a minute, since no place is vacant for it.
     """
 
     member: int
@@ -46,7 +46,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Prioritize:
-    """Give a newcomer the same share of the CPUs as the ranks: it is needed now."""
+    """Give a newcomer the same share of the CPUs as the ranks.
+
+    It is needed now, or has started in the background for a minute.
+    """
 
     member: int
 

@@ -139,14 +139,20 @@ class Decisions(MembershipState):
             return [Announce(self._generation)]
         return []
 
-    def _start(self, now_s: float) -> Start:
-        """Registers the next newcomer; returns the action that starts it."""
+    def _start(self, now_s: float, *, with_ranks: bool = False) -> Start:
+        """Registers the next newcomer; returns the action that starts it.
+
+        Args:
+            now_s: the current time, in seconds.
+            with_ranks: whether it starts together with the first ranks. As these do not
+                train yet, it does not start in the background.
+        """
         member = self._next_member
         self._live.add(member)
         self._unready.add(member)
         self._deadlines_s[member] = now_s + self._start_limit_s
         self._next_member += 1
-        if member in self._needed_newcomers():
+        if with_ranks or member in self._needed_newcomers():
             return Start(member)
         self._background[member] = now_s + BACKGROUND_LIMIT_S
         return Start(member, in_background=True)
