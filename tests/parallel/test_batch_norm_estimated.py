@@ -114,7 +114,7 @@ def test_what_cannot_be_estimated_is_refused():
         (
             lambda: tfdist.layers.estimate_moving_statistics(build(), [], steps=0),
             ValueError,
-            "steps of at least 1",
+            "steps to be at least 1",
         ),
         (
             lambda: tfdist.layers.estimate_moving_statistics(model, []),

@@ -71,7 +71,7 @@ def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(kind, own, words
 def in_a_function():
     found = []
     for send in (tfdist.broadcast_object, tfdist.allgather_object):
-        with pytest.raises(RuntimeError, match="Call it outside of the func") as error:
+        with pytest.raises(RuntimeError, match="call outside of the tf.func") as error:
             tf.function(lambda: send(1))()  # noqa: B023 - called at once
         found.append(send.__name__ in str(error.value))
     return [found, tfdist.allgather_object(tfdist.rank())]
@@ -90,7 +90,7 @@ def wrong_root():
 
 
 def test_a_root_that_is_no_rank_is_refused():
-    assert run_ranks(wrong_root, 2) == ["Expected root of 0..1, got 2."] * 2
+    assert run_ranks(wrong_root, 2) == ["Expected root to be in 0..1, got 2."] * 2
 
 
 DTYPES = [

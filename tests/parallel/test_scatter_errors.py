@@ -73,7 +73,7 @@ def test_wrong_arguments_are_an_error_on_every_rank():
         assert [one["class"] for one in found[rank]] == others
     for one in found:
         words = [one[n]["message"] for n in range(9)]
-        assert "readers of 1 to 3" in words[0] and "got 0" in words[0]
+        assert "readers to be from 1 to 3" in words[0] and "got 0" in words[0]
         assert "got 4" in words[1]
         assert "readers is 1 on rank 0 and 2 on rank 1" in words[3]
         assert "got list" in words[5]

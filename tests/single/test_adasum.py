@@ -102,7 +102,7 @@ def test_a_scaled_rate_is_a_warning(caplog):
     model.compile(tfdist.DistributedOptimizer(sgd, **ADASUM), "mse")
     scale = tfdist.callbacks.LearningRateScale()
     model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[scale])
-    assert "meant for the rate of one rank" in caplog.text
+    assert "meant for the unscaled rate" in caplog.text
 
 
 def test_a_weight_is_refused():

@@ -140,7 +140,7 @@ def test_steps_are_taken_once_and_committed_inside():
     with pytest.raises(ValueError, match="0 <= start <= total, got start 0, total -1"):
         list(state.steps(-1))
     assert list(state.steps(2)) == [0, 1]
-    with pytest.raises(RuntimeError, match="There was a loop over"):
+    with pytest.raises(RuntimeError, match="has already run in this program"):
         list(state.steps(2))
     with pytest.raises(RuntimeError, match="outside of"):
         state.commit()

@@ -111,15 +111,15 @@ def test_rank_and_size_are_those_of_the_world():
         ({"total": 11}, "got 11 samples for a global_batch of 12.*this data is 9\\."),
         ({"total": 2}, "each of 3 ranks, got 2 samples. Start at most 2 ranks"),
         ({"total": 0}, "got 0 samples. Check the data"),
-        ({"rank": 3}, "rank of 0..2, got 3"),
-        ({"rank": -1}, "Expected rank of 0.*got -1"),
-        ({"size": 0}, "Expected size of 1.*got 0"),
-        ({"total": -5}, "Expected total of 0.*got -5"),
-        ({"global_batch": 0}, "Expected global_batch of 1.*got 0"),
-        ({"seed": -1}, "Expected seed of 0.*got -1"),
-        ({"epoch": WORD}, "Expected epoch of 0..2..64 - 1, got"),
-        ({"first_step": 9}, r"first_step of 0..8 .the epoch has 8 steps.*got 9"),
-        ({"first_step": -1}, "Expected first_step of 0.*got -1"),
+        ({"rank": 3}, "rank to be in 0..2, got 3"),
+        ({"rank": -1}, "Expected rank to be in 0.*got -1"),
+        ({"size": 0}, "Expected size to be in 1.*got 0"),
+        ({"total": -5}, "Expected total to be in 0.*got -5"),
+        ({"global_batch": 0}, "Expected global_batch to be in 1.*got 0"),
+        ({"seed": -1}, "Expected seed to be in 0.*got -1"),
+        ({"epoch": WORD}, "Expected epoch to be in 0..2..64 - 1, got"),
+        ({"first_step": 9}, r"first_step to be in 0..8 .the epoch has 8 steps.*got 9"),
+        ({"first_step": -1}, "Expected first_step to be in 0.*got -1"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(changes, words):
@@ -131,7 +131,7 @@ def test_what_cannot_be_divided_is_refused(changes, words):
 
 @pytest.mark.parametrize("value", [1.0, True, "1", None])
 def test_numbers_are_integers(value):
-    with pytest.raises(TypeError, match="Expected epoch as an integer, got"):
+    with pytest.raises(TypeError, match="Expected epoch to be an integer, got"):
         epoch_order(4, seed=0, epoch=value)
 
 
@@ -171,8 +171,8 @@ def test_samples_of_a_step_are_those_of_the_rank_in_the_world():
     [
         ({"global_batch": 2}, "global_batch of 3 .the number of ranks. to 101"),
         ({"global_batch": 102}, "global_batch of 3 .*to 101 .*got 102"),
-        ({"step": -1}, "Expected step of 0.*got -1"),
-        ({"rank": 3}, "rank of 0..2, got 3"),
+        ({"step": -1}, "Expected step to be in 0.*got -1"),
+        ({"rank": 3}, "rank to be in 0..2, got 3"),
     ],
 )
 def test_a_step_needs_a_sample_for_each_rank(changes, words):

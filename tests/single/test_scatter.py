@@ -310,7 +310,7 @@ def test_alone_the_dataset_is_that_of_the_function():
     assert tfdist.data.scatter(lambda rank: whole) is whole
     dealt = tfdist.data.scatter(whole)
     assert list(dealt.as_numpy_iterator()) == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="readers of 1 to 1"):
+    with pytest.raises(ValueError, match="readers to be from 1 to 1"):
         tfdist.data.scatter(whole, readers=2)
     with pytest.raises(ValueError, match="shuffled before tfdist.data.scatter"):
         tfdist.data.scatter(whole.shuffle(2))

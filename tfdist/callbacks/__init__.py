@@ -24,10 +24,11 @@ Order of the list:
 - `CombineMovingStatistics` (for batch normalization) before callbacks that save;
 - `StopTogether` last, if a single rank may stop.
 
-Wrap callbacks that write files in `RankZeroOnly`. Before the first step, every tfdist
-callback checks that the model's gradients will be reduced, and that the callback lists
-of all ranks match (docs/callbacks.md). If the model's optimizer has a `process_set`,
-"all ranks" means the ranks of that set, and "rank 0" its lowest rank.
+Use `RankZeroOnly` for callbacks of Keras, or your own, that write files. Before the
+first step, the tfdist callbacks check that the model's gradients will be reduced, and
+that the callback lists of all ranks match (docs/callbacks.md). If the model's optimizer
+has a `process_set`, "all ranks" means the ranks of that set, and "rank 0" its lowest
+rank.
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState

@@ -30,13 +30,13 @@ _logger = logging.getLogger("tfdist")
 class BroadcastInitialState(RankCallback):
     """Broadcasts the model's weights and the optimizer's state before the first step.
 
-    The model may be built before `fit` or by its first batch. It may run in graphs,
-    with `run_eagerly=True` and with `steps_per_execution`. Weights that only `root` has
+    The model may be built before `fit` or by its first batch. It may run as a graph,
+    with `run_eagerly=True`, or with `steps_per_execution`. Weights that only `root` has
     loaded from a file reach all ranks in this way. Optimizers that are attributes of
     the model (a GAN has two) are included. Layers with weights have to be built before
     `fit` if the model's `call` does not use them, or if the model has no `call`.
 
-    Some state belongs to each rank: local variables (`local_variables`) with their
+    Some state is specific to each rank: local variables (`local_variables`) with their
     slots, the slots of an optimizer with `op=ReduceOp.ADASUM`, and accumulated
     gradients (`gradient_accumulation_steps`). In a later call of `fit`, each rank keeps
     this state if all ranks have trained for the same number of steps and have equal
@@ -153,8 +153,9 @@ class BroadcastInitialState(RankCallback):
             return False
         if len(set(told)) > 1 and runtime.rank() == root:
             _logger.warning(
-                "The ranks begin fit with different weights. All ranks use the state "
-                "of rank %d, including local variables and accumulated gradients.",
+                "The ranks begin fit with different weights or step counts. All ranks "
+                "use the state of rank %d, including local variables and accumulated "
+                "gradients.",
                 root,
             )
         return len(set(told)) == 1

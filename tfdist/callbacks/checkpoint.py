@@ -97,8 +97,8 @@ class Checkpoint(RankCallback):
             all.
         verbose: 1: rank 0 prints the epoch and the path of each save; default 0.
         background: whether a thread writes files while training continues; default
-            False. Needs the same value on all ranks. State that is not in variables of
-            Keras is not copied; it is read while the file is written.
+            False. Must be the same on all ranks. State that is not in Keras variables
+            is not copied; it is read while the file is written.
         timeout_s: seconds that the other ranks wait for rank 0; default
             `TFDIST_TIMEOUT_S`.
 
@@ -139,7 +139,7 @@ class Checkpoint(RankCallback):
         if not self.filepath.endswith(endings):
             hint = ""
             if self.filepath.endswith(".weights.h5"):
-                hint = " Use this ending, or pass save_weights_only=True."
+                hint = " Change the ending, or pass save_weights_only=True."
             raise ValueError(
                 f"Expected a filepath that ends in {endings[0]!r}, got "
                 f"{self.filepath!r}.{hint}"
@@ -163,7 +163,7 @@ class Checkpoint(RankCallback):
                 f"{save_freq!r}."
             )
         if keep is not None and (not isinstance(keep, int) or keep < 1):
-            raise ValueError(f"Expected keep of at least 1 or None, got {keep!r}.")
+            raise ValueError(f"Expected keep to be at least 1 or None, got {keep!r}.")
         if initial_value_threshold is not None and not save_best_only:
             raise ValueError(
                 "Expected initial_value_threshold with save_best_only=True only, got "
@@ -371,8 +371,8 @@ class Checkpoint(RankCallback):
             return Path(self.filepath.format_map(names))
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"Expected names of {sorted(names)} in filepath, got {error} in "
-                f"{self.filepath!r}."
+                f"Expected names of {sorted(names)} in the braces of filepath, got "
+                f"{error} in {self.filepath!r}."
             ) from None
 
     def _write(self, path: Path, model: keras.Model) -> None:
@@ -413,5 +413,5 @@ def _check_names(filepath: str) -> None:
     if problem is not None:
         raise ValueError(
             "Expected a filepath with names in braces, e.g. 'model-{epoch:03d}.keras', "
-            f"got {filepath!r}: {problem}. For a literal brace, write it twice."
+            f"got {filepath!r}: {problem}. Write a literal brace twice."
         )

@@ -44,15 +44,15 @@ class Elastic(RankCallback):
     A rank that receives SIGTERM leaves after a step, and the others continue. If
     tfdistrun receives SIGTERM, or if too few ranks would remain, all ranks exit after
     the same step with code 143, and a `StopOnSignal` in the list saves its checkpoint
-    at that step. In an elastic job, `StopOnSignal` handles signals other than SIGTERM
-    only.
+    at that step. In an elastic job, `StopOnSignal` itself handles only signals other
+    than SIGTERM.
 
     At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
     not needed, but allowed. Of a callback's state, attributes that are numbers, arrays,
     lists or dicts are sent to other ranks; strings and other objects are not. A
-    callback in `RankZeroOnly` continues on the new rank 0 with its state after the last
-    hook at the beginning or end of an epoch. A hook that uses collective operations may
-    run twice if a rank is lost during the hook.
+    callback in `RankZeroOnly` continues on a new rank 0 with the state that it had
+    after the last hook at the beginning or end of an epoch. A hook that uses collective
+    operations may run twice if a rank is lost during the hook.
 
     Args:
         start: number of steps that an earlier job has completed, e.g. the result of
@@ -203,7 +203,7 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
         if found.get(name) is not None:
             advice = {
                 "steps_per_epoch": "An epoch is one pass over the data.",
-                "class_weight": "Pass the weights of the samples as third component.",
+                "class_weight": "Pass sample weights as the data's third component.",
             }[name]
             raise ValueError(f"Elastic cannot be used with {name} in fit. {advice}")
     validation = source_of(found.get("validation_data"))
@@ -273,9 +273,10 @@ def _check_elastic(
 def _check_reductions(model: keras.Model) -> None:
     if model.optimizer.tfdist_options.op == ReduceOp.ADASUM:
         raise ValueError(
-            "op=tfdist.ReduceOp.ADASUM cannot weight the parts of a batch, which "
-            f"{runtime.size()} ranks cannot divide equally. Use a global_batch that "
-            "they can divide, with drop_remainder=True."
+            "op=tfdist.ReduceOp.ADASUM cannot be used with a batch that "
+            f"{runtime.size()} ranks cannot divide equally, because it cannot weight "
+            "their parts. Use a global_batch that they can divide, with "
+            "drop_remainder=True."
         )
     found = reductions_of(model)
     wrong = [one for one in (*SUMS, "mean_with_sample_weight") if one in found]

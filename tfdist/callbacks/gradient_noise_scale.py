@@ -46,15 +46,15 @@ class GradientNoiseScale(RankCallback):
 
     Args:
         global_batch: number of samples in one step on all ranks together, or the
-            `BatchSchedule` of the data. With gradient accumulation, this is one
-            micro-batch. All ranks must have equal shares of it.
+            `BatchSchedule` of the data. With gradient accumulation, the number in one
+            micro-batch. All ranks must have equal shares of these samples.
         verbose: 1 (default): the first rank prints a line after each epoch; 0: no line.
 
     Raises:
         ValueError: `global_batch` is below 1 or `verbose` is not 0 or 1. At the start
             of `fit`: there is only one rank, or the optimizer is not a
-            `DistributedOptimizer` that averages the gradients of the current step
-            (without `op` and `double_buffering`).
+            `DistributedOptimizer` that averages the gradients of the current step, with
+            the default `op` and without `double_buffering`.
         NotImplementedError: at the start of `fit`: the job is elastic, or `UnevenData`
             is used. In the first step: a `weight` is passed with the gradients.
         tfdist.MismatchError: at the start of `fit`: the ranks' settings differ.

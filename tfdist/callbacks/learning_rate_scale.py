@@ -84,9 +84,9 @@ class LearningRateScale(RankCallback):
         is_adasum = options is not None and options.op == ReduceOp.ADASUM
         if is_adasum and self.multiplier is None and runtime.rank() == self._first:
             _logger.warning(
-                "LearningRateScale multiplies the rate by the number of ranks, but "
-                "op=tfdist.ReduceOp.ADASUM is meant for the rate of one rank. Remove "
-                "LearningRateScale."
+                "LearningRateScale multiplies the learning rate by the number of "
+                "ranks, but op=tfdist.ReduceOp.ADASUM is meant for the unscaled rate "
+                "of one process. Remove LearningRateScale."
             )
         rate.set(rate.get() * (self.multiplier or len(members_of(self._ranks))))
         if rate.needs_retrace:

@@ -34,7 +34,7 @@ class LearningRateWarmup(RankCallback):
     train the model (see `LearningRateScale`). Of W = warmup_epochs * steps_per_epoch
     warm-up steps, step i uses
 
-        rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W,
+        rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W.
 
     This is the rate of one process at step 0 and the target at step W; after step W the
     callback does not change the rate. A schedule is multiplied by rate(i) / target and
@@ -64,7 +64,7 @@ class LearningRateWarmup(RankCallback):
     rate is the target.
 
     Args:
-        warmup_epochs: number of warm-up epochs, may be a fraction; default 5.
+        warmup_epochs: number of warm-up epochs, which may be fractional; default 5.
         steps_per_epoch: number of steps in an epoch; default: the number in `fit`, on
             the rank with the most steps. Required if `fit` does not know this number.
         momentum_correction: whether to scale velocities; default True.
@@ -104,7 +104,7 @@ class LearningRateWarmup(RankCallback):
             raise ValueError(f"Expected warmup_epochs above 0, got {warmup_epochs}.")
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ValueError(
-                f"Expected steps_per_epoch of at least 1, got {steps_per_epoch}."
+                f"Expected steps_per_epoch to be at least 1, got {steps_per_epoch}."
             )
         if target is not None and not target > 0:
             raise ValueError(f"Expected target above 0, got {target}.")

@@ -54,18 +54,19 @@ class Progress(RankCallback):
 
     Numbers that could not be measured in an epoch are NaN.
 
-    After every step, the callback removes the core's records of finished operations, so
-    other code cannot read them (`native.take_records`).
+    After every step, the callback takes the records of finished operations from
+    tfdist's C++ core (`tfdist.core.native.take_records`), so other code cannot read
+    them.
 
     Args:
         global_batch: number of samples in one step on all ranks together. With gradient
-            accumulation, this is one micro-batch.
+            accumulation, the number in one micro-batch.
         unit: name of the samples in the line, in the plural, e.g. "images".
         total_epochs: epoch at which the whole training ends; default: the `epochs` of
             `fit`.
-        steps_per_epoch: number of steps in a whole epoch; default: the number in Keras.
-            If Keras does not know it, the number of steps of the first epoch is used
-            from the second epoch on.
+        steps_per_epoch: number of steps in a whole epoch; default: the number that
+            Keras reports. If Keras does not know it, the number of steps of the first
+            epoch is used from the second epoch on.
         first_step: number of steps of the first epoch that an earlier run has taken;
             needs `steps_per_epoch`.
         every_s: seconds between two lines; default 0.25 on a terminal, otherwise 10.

@@ -50,11 +50,12 @@ class RankZeroOnly(RankCallback):
     The other hooks (steps, validation, prediction) do not communicate, so their changes
     cannot be broadcast. If such a hook changes a learning rate or weights, or sets
     `stop_training` without `StopTogether` in the list, rank 0 raises an error. Weights
-    are checked in the first call of each hook in each epoch. An exception in such a
+    are checked only in the first call of each hook in an epoch. An exception in such a
     hook ends the job on all ranks immediately.
 
     Other changes are not broadcast: attributes of layers, a new train function, or
-    entries added to `logs`. A new schedule as learning rate raises an error.
+    entries added to `logs`. Setting a new schedule as the learning rate raises an
+    error.
 
     Args:
         callback: a Keras callback, created in the same way on every rank. It is
@@ -90,7 +91,7 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # whether all ranks copy the callback's state
-        self._unsent: list[dict[str, Any]] = []  # changes that not all ranks may have
+        self._unsent: list[dict[str, Any]] = []  # changes that some ranks may not have
         self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:

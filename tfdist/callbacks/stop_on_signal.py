@@ -28,9 +28,9 @@ class StopOnSignal(RankCallback):
 
     Batch systems and clouds send a signal some seconds before they reclaim a machine;
     Ctrl-C in `tfdistrun` reaches all ranks in the same way. The ranks agree on a step,
-    save the checkpoint there, and leave `fit` by `SystemExit` with 128 + the number of
-    the signal, as in a shell. `on_epoch_end` of other callbacks is not called. Work in
-    progress is handled as follows:
+    save the checkpoint there, and leave `fit` with `SystemExit`, whose code is 128 +
+    the number of the signal, as in a shell. `on_epoch_end` of other callbacks is not
+    called. Work in progress is handled as follows:
 
     - A step, and the gradient accumulation of which it is a part, is finished first.
     - A validation is stopped after the current batch, without a result. If its batches
@@ -50,8 +50,9 @@ class StopOnSignal(RankCallback):
     In an elastic job with `Elastic`, a rank that receives SIGTERM leaves, and the
     others continue. The checkpoint is saved if the whole job receives SIGTERM.
 
-    The cost is one reduction of a single number before the first step, after each step,
-    before and after each validation, and after each epoch.
+    The cost is one reduction of a single number before the first step, after each step
+    (with gradient accumulation, after each update), before and after each validation,
+    and after each epoch.
 
     Args:
         checkpoint: the callback that saves; it need not be in the callback list. Its

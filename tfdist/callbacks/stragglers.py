@@ -42,15 +42,16 @@ class Stragglers(RankCallback):
 
         rank 3 (host b) has been 2.1 times slower than the median for 40s
 
-    When the rank has no longer been slow for `seconds`, this is logged as well. A
-    single pause, such as saving a file, is not reported. The first step, validation,
-    and the time between two epochs are not compared.
+    When the rank has kept up with the others again for `seconds`, this is logged as
+    well. A single pause, such as saving a file, is not reported. The first step,
+    validation, and the time between two epochs are not compared.
 
     The ranks compare their times in one reduction of 24 bytes per rank, about every 5 s
     (more often if `seconds` is below 30). There is no communication in the other steps.
 
-    In a loop over `tfdist.elastic.State.steps`, pass this object as `stragglers`. In
-    another custom loop, call the hooks through a `keras.callbacks.CallbackList`.
+    In a loop over `steps` or `batches` of a `tfdist.elastic.State`, pass this object as
+    `stragglers`. In any other custom loop, call the hooks through a
+    `keras.callbacks.CallbackList`.
 
     Args:
         factor: a rank is slow if its work takes at least `factor` times as long as that
@@ -64,8 +65,8 @@ class Stragglers(RankCallback):
             rank in ten minutes is replaced, so that a rank that is slow because of its
             host is not replaced again and again.
         batch: number of samples of this rank in a step; pass it on all ranks or on
-            none. With it, times are compared per sample, so that larger batches do not
-            make a rank slow. Default: all ranks have the same number.
+            none. With it, times are compared per sample, so that a rank with larger
+            batches does not count as slow. Default: all ranks have the same number.
 
     Raises:
         ValueError: an argument is invalid. Before the first step: `replace` is True,

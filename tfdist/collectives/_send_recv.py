@@ -87,12 +87,12 @@ def recv(
             or an integer vector.
         dtype: dtype of the received tensor, for example `tf.float32`.
         src: rank that sends the tensor; must not be this rank.
-        after: tensor or variable of a floating-point dtype with respect to which this
-            rank differentiates, such as the first weight of this rank's layers; default
+        after: a floating-point tensor or variable with respect to which this rank
+            differentiates, such as the first weight of this rank's layers; default
             none. Backpropagation runs the gradient of an operation only if the
             operation lies between the loss and the differentiated variables. `after`
             puts `recv` there: the gradient of the result is sent back to `src`, and
-            `after` gets zeros.
+            `recv` contributes only zeros to the gradient of `after`.
         name: operation name, the same as for `send`. Default: derived from the position
             of the call in the traced function.
         timeout_s: seconds to wait for the sender; default `TFDIST_TIMEOUT_S`.

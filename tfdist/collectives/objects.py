@@ -37,8 +37,10 @@ def broadcast_object(
     """Sends the object of rank `root` to every rank.
 
     Args:
-        obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
-            have set `TFDIST_OBJECTS=pickle`. Used on `root` only.
+        obj: plain data (None, bool, int, float, str, bytes, NumPy arrays of numbers,
+            and lists, tuples and dicts of these; see
+            `tfdist.collectives.object_codec.encode`), or any object if all ranks have
+            set `TFDIST_OBJECTS=pickle`. Used on `root` only.
         root: rank whose object is sent; default 0.
         name: operation name; calls with the same name on different ranks are matched.
             Default: calls are matched in program order.
@@ -52,9 +54,9 @@ def broadcast_object(
 
     Raises:
         TypeError: on `root`, if the object is not plain data or cannot be pickled.
-        ValueError: on `root`, if a bound is exceeded; on any rank, if `root` is not a
-            rank or not in `process_set`, or if this rank cannot load the pickled
-            object.
+        ValueError: on `root`, if the object has too many bytes, items or levels; on any
+            rank, if `root` is not a rank or not in `process_set`, or if this rank
+            cannot load the pickled object.
         tfdist.RankFailedError: a rank failed, `root` could not send its object, or
             another rank could not load it.
         tfdist.MismatchError: `root` has joined (`tfdist.join`).
@@ -91,8 +93,8 @@ def allgather_object(
     """Sends the objects of all ranks to every rank.
 
     Args:
-        obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
-            have set `TFDIST_OBJECTS=pickle`. May differ between ranks.
+        obj: plain data as in `broadcast_object`, or any object if all ranks have set
+            `TFDIST_OBJECTS=pickle`. May differ between ranks.
         name: operation name; calls with the same name on different ranks are matched.
             Default: calls are matched in program order.
         max_bytes: largest size of each encoded object, in bytes; default 1 MiB, at most
@@ -107,8 +109,8 @@ def allgather_object(
 
     Raises:
         TypeError: this rank's object is not plain data, or cannot be pickled.
-        ValueError: this rank's object exceeds a bound, or this rank cannot load a
-            pickled object.
+        ValueError: this rank's object has too many bytes, items or levels, or this rank
+            cannot load a pickled object.
         tfdist.RankFailedError: a rank failed, could not send its object, or could not
             load the object of another rank.
         RuntimeError: called in a `tf.function`.
@@ -185,8 +187,8 @@ def _exchange(
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{name}: Python objects cannot be sent in a tf.function, whose values are "
-            "not known while it is traced. Call it outside of the function, or send "
-            "tensors with tfdist.broadcast() or tfdist.allgather()."
+            "not known while it is traced. Make this call outside of the tf.function, "
+            "or send tensors with tfdist.broadcast() or tfdist.allgather()."
         )
     call = f"{name} of process set {id_of(process_set)}"
     if runtime.is_rehearsing():  # as if all ranks had sent the same object

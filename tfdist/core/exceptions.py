@@ -108,7 +108,7 @@ class ThreadError(_WithRecord, tf.errors.FailedPreconditionError):
 
 
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
-    """A rank that still runs missed a deadline; the message names rank and tensor."""
+    """A running rank missed a deadline; the message names the rank and the tensor."""
 
     KIND = "timeout"
 

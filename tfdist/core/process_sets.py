@@ -21,8 +21,9 @@ __all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"
 class ProcessSet:
     """A subset of the ranks of the job, created by `add_process_set` or `init`.
 
-    A set is equal on all ranks, and a function is traced for each set separately. It
-    exists until `remove_process_set` or `shutdown`; using it later raises an error.
+    A set has the same `ranks` and `id` on all ranks. A `tf.function` that takes a set
+    as an argument is traced separately for each set. A set exists until
+    `remove_process_set` or `shutdown`; using it later raises an error.
 
     Attributes:
         ranks: ranks of the members in the job, ascending.
@@ -62,8 +63,8 @@ class ProcessSet:
         own = runtime.rank()
         if own not in self.ranks:
             raise ValueError(
-                f"Expected a member of the process set of ranks {list(self.ranks)}, "
-                f"got rank {own}. Check included() first."
+                "Expected rank() to be called on a member of the process set of ranks "
+                f"{list(self.ranks)}, got rank {own}. Check included() first."
             )
         return self.ranks.index(own)
 
@@ -136,8 +137,8 @@ def remove_process_set(
 
     Raises:
         TypeError: `process_set` is not a `ProcessSet`.
-        ValueError: the set was removed before, or belongs to a job before `shutdown()`,
-            or `timeout_s` is not above 0.
+        ValueError: the set was already removed, or was created before the last
+            `shutdown()`, or `timeout_s` is not above 0.
         tfdist.MismatchError: on every rank, if a rank still runs operations of the set,
             or if the ranks try to remove different sets.
         tfdist.TimeoutError: a rank did not make the call in time.
@@ -149,7 +150,10 @@ def remove_process_set(
     """
     number = id_of(process_set)
     if number == 0:
-        raise TypeError("Expected a tfdist.ProcessSet, got None, the set of all ranks.")
+        raise TypeError(
+            "Expected a tfdist.ProcessSet, got None, which stands for all ranks and "
+            "cannot be removed."
+        )
     wait_s = native.timeout_of(timeout_s)
     one_rank_code.check_not_alone("tfdist.remove_process_set")
     try:
@@ -218,7 +222,7 @@ def check_root(root: int, process_set: ProcessSet | None) -> Sequence[int]:
     members = members_of(process_set)
     if root not in members:
         expected = (
-            f"root of 0..{len(members) - 1}"
+            f"root to be in 0..{len(members) - 1}"
             if process_set is None
             else f"root to be one of the ranks {list(members)} of the process set"
         )

@@ -38,8 +38,8 @@ class State:
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
-    was_restored: bool = False  # the weights, after a failure in this generation
-    rehearses: bool = False  # a newcomer of an elastic job that has not joined
+    was_restored: bool = False  # weights restored after a failure in this generation
+    rehearses: bool = False  # a newcomer that has not joined its elastic job yet
     generation: int = 0
     shutdowns: int = 0  # how often this process has left a job
     on_demand: OnDemandLinks | None = None
@@ -84,7 +84,7 @@ def credentials() -> tuple[LinkCredentials | None, str]:
 
 
 def setting(name: str) -> Any:
-    """Returns the value of a TFDIST_* variable at `init()`; before, the current value.
+    """Returns a TFDIST_* variable's value at `init()`; before that, its current value.
 
     Changes to the environment after `init()` have no effect, because the ranks have
     compared the values in `init()`.
@@ -169,7 +169,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the index of this process among those on its host; selects the GPU.
+    """Returns the index of this process among those on its host; use it to pick a GPU.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -218,8 +218,8 @@ def host_of(rank: int) -> str:
 def fork_message() -> str:
     """Returns the error message for a process that is a fork of a rank."""
     return (
-        f"process {os.getpid()} is a fork of process {state.pid}, which called "
-        "tfdist.init(), and has no engine; start helper processes before "
+        f"process {os.getpid()} cannot use tfdist: it is a fork of process "
+        f"{state.pid}, which had called tfdist.init(); start helper processes before "
         "tfdist.init(), or with multiprocessing's 'spawn' method"
     )
 

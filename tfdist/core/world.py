@@ -69,13 +69,14 @@ def init(
     """Connects this process with the other ranks of its job and starts the engine.
 
     Rank and size of this process come from the launcher's variables (tfdistrun, mpirun,
-    srun, torchrun). Without a launcher, this process is rank 0 of 1. Does nothing if
-    tfdist is already initialized. After `shutdown()`, all ranks may call `init` again.
+    srun, torchrun). Without a launcher, this process is rank 0 of 1. If tfdist is
+    already initialized, `init` only adds the `process_sets`. After `shutdown()`, all
+    ranks may call `init` again.
 
-    With more than one rank, `init` also sets two environment variables, with which
-    TensorFlow keeps the memory of freed tensors (docs/memory.md). `tfdistrun` has
-    already set them; with another launcher, they have an effect only if no tensor has
-    been created before.
+    With more than one rank, `init` also sets two environment variables that make
+    TensorFlow keep the memory of freed tensors (docs/memory.md). `tfdistrun` has
+    already set them. With any other launcher, they have an effect only if `init` is
+    called before the first tensor is created.
 
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`

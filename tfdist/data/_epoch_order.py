@@ -109,8 +109,8 @@ def positions(
     first_step = check_int("first_step", first_step, 0)
     if first_step > steps:
         raise ValueError(
-            f"Expected first_step of 0..{steps} (the epoch has {steps} steps of "
-            f"{global_batch} of {total} samples), got {first_step}."
+            f"Expected first_step to be in 0..{steps} (the epoch has {steps} steps "
+            f"with {global_batch} of the {total} samples each), got {first_step}."
         )
     order = epoch_order(total, seed=seed, epoch=epoch)
     rows = order[: steps * global_batch].reshape(steps, size, global_batch // size)
@@ -152,7 +152,7 @@ def rank_and_size(rank: int | None, size: int | None) -> tuple[int, int]:
     rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
     size = runtime.size() if size is None else check_int("size", size, 1)
     if rank >= size:
-        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
+        raise ValueError(f"Expected rank to be in 0..{size - 1}, got {rank}.")
     return rank, size
 
 
@@ -199,14 +199,14 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
 
 
 def check_int(name: str, value: int, least: int) -> int:
-    """Returns the value of an argument as an integer of `least`..2**64 - 1.
+    """Returns the value of an argument as an integer in `least`..2**64 - 1.
 
     Raises:
         TypeError: the value is not an integer.
         ValueError: the value is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"Expected {name} as an integer, got {value!r}.")
+        raise TypeError(f"Expected {name} to be an integer, got {value!r}.")
     if not least <= value < _WORD:
-        raise ValueError(f"Expected {name} of {least}..2**64 - 1, got {value}.")
+        raise ValueError(f"Expected {name} to be in {least}..2**64 - 1, got {value}.")
     return int(value)

@@ -185,7 +185,7 @@ class Records:
         """
         if not 0 <= position < len(self):
             raise IndexError(
-                f"Expected a position of 0..{len(self) - 1}, got {position}."
+                f"Expected position to be in 0..{len(self) - 1}, got {position}."
             )
         if self._first is None:
             return self._files[position]

@@ -38,19 +38,19 @@ def scatter(
     directly, and reads ahead in the datasets of other ranks in separate threads.
 
     If an iterator is discarded before the end (by `break` or `steps_per_epoch`), the
-    reader stops reading for it. At most 16 older iterators are kept that have not been
-    read from: the first read from an iterator discards all but the newest 16 of them.
-    Reading from a discarded iterator raises an error.
+    reader stops reading for it. The first read from an iterator also discards older
+    iterators that have not been read from, except for the newest 16 of them. Reading
+    from a discarded iterator raises an error.
 
     Args:
         dataset: a function that accepts a rank and returns the `tf.data.Dataset` of
             that rank; or a `tf.data.Dataset` that is not shuffled, whose element i
             then belongs to rank i mod `size()`. A function is called only on the rank
             that reads the dataset. All random operations in it need a seed; without
-            one, two passes differ, also without `scatter`. All ranks also need the same
-            global seed (`keras.utils.set_random_seed`), which TensorFlow combines with
-            the seed of each operation. Elements are tensors of numbers, bool or
-            strings, in dicts and tuples; dimensions may be unknown.
+            one, two passes differ even if `scatter` is not used. All ranks also need
+            the same global seed (`keras.utils.set_random_seed`), which TensorFlow
+            combines with the seed of each operation. Elements are tensors of numbers,
+            bool or strings, in dicts and tuples; dimensions may be unknown.
         readers: number of ranks that read, from 1 to `size()`; default 1.
         buffer_bytes: maximum number of bytes that are prefetched for a rank; a single
             element may exceed it. Default 64 MiB.
@@ -167,10 +167,14 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
     size = runtime.size()
     if type(readers) is not int or not 1 <= readers <= size:
         raise ValueError(
-            f"Expected readers of 1 to {size}, the number of ranks, got {readers!r}."
+            f"Expected readers to be from 1 to {size}, the number of ranks, got "
+            f"{readers!r}."
         )
     if type(buffer_bytes) is not int or not 1 <= buffer_bytes < 1 << 53:
-        raise ValueError(f"Expected buffer_bytes of at least 1, got {buffer_bytes!r}.")
+        raise ValueError(
+            "Expected buffer_bytes to be an integer in 1..2**53 - 1, got "
+            f"{buffer_bytes!r}."
+        )
 
 
 def _datasets(dataset: Any, ranks: list[int]) -> dict[int, tf.data.Dataset]:

@@ -152,7 +152,7 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
     last = own - (steps - 1) * batch_size
     if last > 0:
         return [batch_size] * (steps - 1) + [last]
-    # If full batches would leave no sample for the last step, the last but one batch
+    # If full batches would leave no sample for the last step, the second-to-last batch
     # gives one up.
     return [batch_size] * (steps - 2) + [batch_size - 1, 1]
 
@@ -169,7 +169,7 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
         rank: the rank that uses the seed; default `tfdist.rank()`.
 
     Returns:
-        An integer of 0..2**31 - 1, e.g. for `keras.utils.set_random_seed`.
+        An integer in 0..2**31 - 1, e.g. for `keras.utils.set_random_seed`.
 
     Raises:
         TypeError: an argument is not an integer.
@@ -189,7 +189,7 @@ def _check_rank(batch_size: int, rank: int, size: int) -> None:
     check_int("batch_size", batch_size, 1)
     check_int("size", size, 1)
     if check_int("rank", rank, 0) >= size:
-        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
+        raise ValueError(f"Expected rank to be in 0..{size - 1}, got {rank}.")
 
 
 def _rank_seed(base: int, rank: int) -> int:

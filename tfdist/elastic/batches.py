@@ -51,8 +51,8 @@ class PerRankBatches:
             )
         if self.committed > self._end:
             raise ValueError(
-                f"Expected start of 0..{self._end}, the samples of {epochs} epochs, "
-                f"got {start}."
+                f"Expected start to be in 0..{self._end}, the number of samples in "
+                f"{epochs} epochs, got {start}."
             )
         self.variable = tf.Variable(start, dtype=tf.int64, trainable=False)
 

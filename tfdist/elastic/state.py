@@ -169,8 +169,9 @@ class State:
             ValueError: 0 <= start <= total does not hold; or `stragglers` replaces
                 ranks, and the job is not elastic; or the job is elastic, and there are
                 process sets, `TFDIST_TIMELINE` is set, or the engine is not native.
-            RuntimeError: a loop over `steps` or `batches` has already run. (A process
-                that joins later could not know in which loop the other ranks are.)
+            RuntimeError: a loop over `steps` or `batches` of this object has already
+                run, or, in an elastic job, such a loop of any `State`. (A process that
+                joins later could not know in which loop the other ranks are.)
             tfdist.RankFailedError: a rank was lost and the job cannot continue; the
                 message says why. The variables have the values of the last commit.
             SystemExit: with code 143: this rank leaves (SIGTERM, the job shrinks, or
@@ -197,15 +198,15 @@ class State:
         on_preemption: Callable[[int], Any] | None = None,
         stragglers: StepObserver | None = None,
     ) -> Iterator[np.ndarray]:
-        """Yields the indices of this rank's samples for each step of constant size.
+        """Yields the indices of this rank's `per_rank_batch` samples for each step.
 
         Use it in place of `steps` to keep the per-rank batch constant: with more ranks,
         a step uses more samples, and an epoch has fewer steps. Each epoch uses the
         samples in the order of `tfdist.data.epoch_order`, each at most once, however
         often the ranks change. Samples at the end of an epoch that are too few for a
-        step of the current ranks are skipped. If the job grows in the last epoch when
-        too few samples are left for a step, the last step takes its samples from one
-        more epoch.
+        step of the current ranks are skipped. If the job grows in the last epoch, and
+        the remaining samples are then too few for a step, the last step takes its
+        samples from one more epoch.
 
         The loss of ranks, their replacement and preemption are handled as in `steps`.
 
@@ -322,7 +323,7 @@ class State:
     def _check_first_loop(self) -> None:
         if self._was_used or (self._generations.is_elastic and _program.was_used):
             raise RuntimeError(
-                "There was a loop over State.steps() or State.batches() before in this "
+                "A loop over State.steps() or State.batches() has already run in this "
                 "program. Run all steps of the training in one loop."
             )
         self._was_used = True

@@ -191,4 +191,4 @@ def _check(
     }
     for name, value in limits.items():
         if value < 0:
-            raise ValueError(f"Expected {name} of at least 0 bytes, got {value}.")
+            raise ValueError(f"Expected {name} to be at least 0 bytes, got {value}.")

@@ -37,22 +37,23 @@ class DistributedGradientTape:
             Tapes that are used in different threads need different names.
         process_set: the ranks over which gradients are reduced; default: all ranks.
         compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
-            that type and summed in float32, and the result is rounded once more. This
-            halves the bytes that are sent; between hosts with several ranks each, it
-            saves only a quarter. Gradients keep 11 (fp16) or 8 (bf16) significant bits.
-            The largest fp16 number is 65504; a larger gradient becomes infinite.
-            Default: no compression.
+            that type and summed in float32, and the result is rounded once more. For
+            float32 gradients, this halves the bytes that are sent. Between hosts with
+            several ranks each, and with ADASUM, it saves only a quarter of the bytes.
+            Gradients keep 11 (fp16) or 8 (bf16) significant bits. The largest fp16
+            number is 65504; a larger gradient becomes infinite. Default: no
+            compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for tables of 8 MiB or more. With ADASUM,
-            `double_buffering` or `TFDIST_ATOMIC_STEPS=1`, embedding gradients are
-            always reduced as dense tensors.
-        local_variables: variables and layers that each rank trains alone: a list, or a
-            function that accepts a variable and returns a bool. Each rank has to pass
-            the same variables. Their gradients are not reduced, and their shapes may
-            differ between ranks. With an average, each rank divides these gradients by
-            the number of ranks, which gives the gradient of the mean over the ranks'
-            losses. Default: none.
+            are reduced. Default: by rows for embedding tables of 8 MiB or more. With
+            ADASUM, `double_buffering` or `TFDIST_ATOMIC_STEPS=1`, embedding gradients
+            are always reduced as dense tensors.
+        local_variables: variables and layers that each rank trains on its own: a list,
+            or a function that accepts a variable and returns a bool. All ranks have to
+            select the same variables. Their gradients are not reduced, and their shapes
+            may differ between ranks. With `ReduceOp.AVERAGE`, each rank divides these
+            gradients by the number of ranks, which gives the gradient of the mean over
+            the ranks' losses. Default: none.
         double_buffering: whether `gradient` returns the reduced gradients of the
             previous step (zeros in the first step), so that the reduction runs during
             the forward and the backward pass (see docs/slow-networks.md). Tapes that
@@ -181,15 +182,16 @@ class DistributedGradientTape:
                 weight.
 
         Returns:
-            The reduced gradients in the structure of `sources`. The gradient of a table
-            reduced by rows is a `tf.IndexedSlices` without duplicate indices.
+            The reduced gradients in the structure of `sources`. The gradient of an
+            embedding table that is reduced by rows is a `tf.IndexedSlices` without
+            duplicate indices.
 
         Raises:
             TypeError: a source is not a variable.
-            ValueError: a weight is given without an average, or is not a scalar; or
-                `double_buffering` is used under the policy mixed_float16, with
-                `TFDIST_ATOMIC_STEPS=1`, or with gradients for different variables
-                than in earlier steps.
+            ValueError: a weight is given although `op` is not `ReduceOp.AVERAGE`, or it
+                is not a scalar; or `double_buffering` is used under the policy
+                mixed_float16, with `TFDIST_ATOMIC_STEPS=1`, or with gradients for
+                different variables than in earlier steps.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """

@@ -27,7 +27,7 @@ class RankEnd:
         tail: last lines of the rank's output.
         tail_is_shown: whether `tail` is among the last lines on the screen.
         host: name of the host on which the rank ran.
-        lost: how the host was lost, if the rank's exit code is therefore unknown.
+        lost: how the host was lost, which makes the exit code unknown; otherwise "".
     """
 
     rank: int
@@ -86,7 +86,7 @@ def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:
     """Returns tfdistrun's exit code, from the root cause `first` and all ends.
 
     It is the exit code of `first`. If tfdistrun terminated that rank, it is the exit
-    code of the rank that failed first by itself.
+    code of the first rank that failed by itself.
     """
     if first.failed:
         return first.exit_code
@@ -99,7 +99,7 @@ def _blames_other(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> bool:
 
 
 def _root(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> RankEnd:
-    """Follows blame from rank to rank; returns the last, or `end` if in a circle."""
+    """Follows blame from rank to rank; returns the last rank, or `end` in a cycle."""
     found, seen = end, {end.rank}
     while _blames_other(found, by_rank):
         found = by_rank[found.told["blamed"]]
@@ -123,11 +123,12 @@ def describe_code(code: int) -> str:
 
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "it was killed; without a user's `kill -9` the cause is often the "
-    "kernel, short of memory (see `dmesg`), or a limit of the batch system",
+    signal.SIGKILL: "it was killed; if nobody ran `kill -9`, the usual cause is the "
+    "kernel of a host that is short of memory (see `dmesg`), or a limit of the batch "
+    "system",
     signal.SIGSEGV: "it crashed in native code; `tfdistrun --env PYTHONFAULTHANDLER=1` "
     "shows where",
-    signal.SIGABRT: "native code aborted; its reason is in the lines above, "
+    signal.SIGABRT: "native code aborted; the lines above show the reason, and "
     "`tfdistrun --env PYTHONFAULTHANDLER=1` shows where",
     signal.SIGBUS: "it crashed in native code, or memory that the system had promised "
     "was not available",
@@ -143,8 +144,8 @@ _TEXT_HINTS = (
     ("in tfdist's replacement for Horovod", ""),  # the message is complete
     (
         "ModuleNotFoundError",
-        "is the right environment active? tfdistrun starts COMMAND as it is, e.g. "
-        "`.venv/bin/python train.py`",
+        "is the right environment active? tfdistrun runs COMMAND unchanged, so give "
+        "the environment's own Python, e.g. `.venv/bin/python train.py`",
     ),
     (
         "is not built: expected",
@@ -160,8 +161,7 @@ _TEXT_HINTS = (
     ),
     (
         "although its process is there",
-        "a connection between two ranks was cut: look at the network between their "
-        "hosts",
+        "a connection between two ranks was cut: check the network between their hosts",
     ),
     (
         "No space left on device",
@@ -169,7 +169,7 @@ _TEXT_HINTS = (
     ),
     (
         "Too many open files",
-        "raise the limit of open files: `ulimit -n 65536`",
+        "raise the limit on open files: `ulimit -n 65536`",
     ),
 )
 

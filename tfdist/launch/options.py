@@ -17,10 +17,11 @@ from tfdist.launch.signals import SIGNAL_GRACE_S
 _DESCRIPTION = """\
 Starts COMMAND N times, on this host or on several, as the N ranks of one job.
 
-Each rank finds its place in TFDIST_RANK and TFDIST_SIZE, which tfdist.init() reads. The
-output of all ranks is merged, with the name of the rank in front of each line, and
-written to one file per rank. When a rank fails, the others are killed; tfdistrun then
-explains the first failure and returns its exit code (128 + N for signal N)."""
+Each process gets its rank and the number of ranks in TFDIST_RANK and TFDIST_SIZE, which
+tfdist.init() reads. The output of all ranks is merged, with the rank in front of each
+line, and also written to one file per rank. When a rank fails, the others are killed;
+tfdistrun then explains the first failure and returns its exit code (128 + N for signal
+N)."""
 _EPILOG = """\
 examples:
   tfdistrun -np 2 python train.py --epochs 3
@@ -34,20 +35,20 @@ standard output of rank 0 is too, and its progress bar is rewritten in place; th
 ranks write to pipes.
 
 SIGINT, SIGTERM and SIGHUP are passed on to the ranks, which then have --signal-grace-s
-seconds to end. If a rank is a shell script that dies of the signal, the programs that
-it has started have the same time. A second signal, at least a second later, kills the
-job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for them,
-and do not end the job.
+seconds to exit. If a rank is a shell script that the signal kills, the programs that it
+has started get the same time to exit. A second signal, at least a second later, kills
+the job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for
+them, and do not end the job.
 
 After SIGTERM, all ranks of an elastic job (--min-np) end after the same step, and save
 if the program does so (StopOnSignal in fit, on_preemption in a loop). The exit code is
 then 143: start the job again. If only one rank receives SIGTERM, it leaves after a
 step, and the others continue. See docs/preemption.md.
 
-Ranks on other hosts are started through ssh, which must work without a password, in the
-same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
-them; for other environment variables, use -x. With --nnodes, you or a batch system
-start tfdistrun on every host, without ssh. See docs/hosts.md and
+Ranks on other hosts are started through ssh, which must work without a password. They
+run in the same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are
+passed on to them; for other environment variables, use -x. With --nnodes, you or a
+batch system start tfdistrun on every host, without ssh. See docs/hosts.md and
 docs/hosts-without-ssh.md."""
 _HOST_TIMEOUT_S = 30.0
 _NODES_TIMEOUT_S = 300.0  # a batch system may start the hosts at different times
@@ -217,7 +218,9 @@ def elastic_error(options: argparse.Namespace) -> str | None:
         }
         alone = [name for name, value in given.items() if value is not None]
         return (
-            f"{alone[0]} has an effect only with --min-np N; add it" if alone else None
+            f"{alone[0]} has an effect only with --min-np N; add --min-np N"
+            if alone
+            else None
         )
     if options.min_size > options.size:
         return (
@@ -322,9 +325,9 @@ def _add_ranks(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--horovod",
         action="store_true",
-        help="run a program written for Horovod: `import horovod` loads tfdist, the "
-        "spellings of Keras 2 work, HOROVOD_* variables are translated, and gradients "
-        "that are not reduced raise an error. See docs/from-horovod.md",
+        help="run a program written for Horovod: `import horovod` loads tfdist, common "
+        "names and arguments of Keras 2 work, HOROVOD_* variables are translated, and "
+        "gradients that are not reduced raise an error. See docs/from-horovod.md",
     )
 
 
@@ -358,7 +361,7 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
         help="seconds from SIGINT, SIGTERM or SIGHUP until the ranks that are still "
         "running are killed; 0: at once. Must be enough for StopOnSignal, or a loop "
         "of an elastic job, to finish a step (or trace a function) and save. The same "
-        "limit holds for one rank of an elastic job that got SIGTERM (default: "
+        "limit applies if only one rank of an elastic job gets SIGTERM (default: "
         f"TFDIST_SIGNAL_GRACE_S, or {SIGNAL_GRACE_S:g})",
     )
 
@@ -371,8 +374,8 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         metavar="N",
         help="keep running when ranks are lost, and start a replacement for each. "
         "While fewer than N ranks are connected, the job waits. The program has to use "
-        "tfdist.callbacks.Elastic in fit, loop over tfdist.elastic.State.steps, or use "
-        "hvd.elastic.run. See docs/elastic.md",
+        "tfdist.callbacks.Elastic in fit, loop over steps or batches of a "
+        "tfdist.elastic.State, or use hvd.elastic.run. See docs/elastic.md",
     )
     made.add_argument(
         "--max-np",
@@ -387,15 +390,16 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --min-np: executable file that prints a line `host:slots` for each "
         "host that the job may use, with the number of ranks that fit there. It is "
-        "called every second. The job starts on all slots, at least -np, and grows, "
-        "shrinks and moves with them, from --min-np to --max-np ranks",
+        "called every second. The job needs -np slots to start. It uses all listed "
+        "slots up to --max-np, and grows, shrinks and moves with the list, down to "
+        "--min-np ranks",
     )
     made.add_argument(
         "--max-restarts",
         type=_number_of_processes,
         metavar="N",
-        help="with --min-np: number of processes that are started in place of lost "
-        f"ranks, at most (default: {DEFAULT_RESTARTS}). Replacements of ranks that "
+        help="with --min-np: largest number of processes that are started in place of "
+        f"lost ranks (default: {DEFAULT_RESTARTS}). Replacements of ranks that "
         "left after SIGTERM or because they were slow do not count; with 0, such ranks "
         "are not replaced, except by a spare",
     )
@@ -404,8 +408,8 @@ def _add_elastic(made: argparse.ArgumentParser) -> None:
         type=_number_of_processes,
         metavar="N",
         help="with --min-np: number of further processes that are kept ready to take "
-        "the place of a lost rank at once (default: 0). They do not count as restarts, "
-        "but the processes that take their places do",
+        "the place of a lost rank at once (default: 0). Spares do not count as "
+        "restarts, but the processes that are started in place of used spares do",
     )
 
 

@@ -39,8 +39,8 @@ def run(
     Return tensors and weights as NumPy arrays (for example `model.get_weights()`).
 
     Args:
-        function: the function to call. It has to import the modules that it uses, and
-            call `tfdist.init()`.
+        function: the function to call. It has to import the modules that it uses. If it
+            uses tfdist, it has to call `tfdist.init()` first.
         np: number of ranks, at least 1.
         args: positional arguments of the function, the same on all ranks.
         kwargs: keyword arguments of the function.
@@ -50,10 +50,10 @@ def run(
         The results of the function, in rank order.
 
     Raises:
-        RuntimeError: the function raised an exception on a rank (the message contains
-            the traceback of the first exception), a rank was killed, or this process is
-            a rank itself.
-        TypeError: the function, an argument or a result cannot be pickled.
+        RuntimeError: on a rank, the function raised an exception or returned a result
+            that cannot be pickled (the message contains the traceback of the first
+            exception); a rank was killed; or this process is a rank itself.
+        TypeError: the function or an argument cannot be pickled.
         ValueError: `np` is below 1.
 
     Example:
@@ -63,7 +63,7 @@ def run(
     """
     if isinstance(np, bool) or not isinstance(np, int) or np < 1:
         raise ValueError(
-            f"Expected np, the number of ranks, of at least 1, got {np!r}."
+            f"Expected np, the number of ranks, to be at least 1, got {np!r}."
         )
     if "TFDIST_RANK" in os.environ:
         raise RuntimeError(

@@ -54,10 +54,10 @@ def estimate_moving_statistics(
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: `steps` is below 1, the model is not built, or there is no batch on
-            any rank.
+        ValueError: `steps` is below 1, the model is not built, or no rank has a batch.
         NotImplementedError: a layer has `renorm=True`, with which outputs in training
-            depend on moving statistics, or is called several times in a step.
+            depend on earlier batches (`renorm_mean`, `renorm_stddev`), or is called
+            several times in a step.
         tfdist.MismatchError: the ranks' layers differ.
 
     Example:
@@ -79,7 +79,7 @@ def estimate_moving_statistics(
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a Keras model, got {type(model).__name__}: {model}.")
     if steps is not None and not steps >= 1:
-        raise ValueError(f"Expected steps of at least 1 or None, got {steps!r}.")
+        raise ValueError(f"Expected steps to be at least 1 or None, got {steps!r}.")
     if not model.built:
         raise ValueError(
             f"Expected a built model, but {model.name!r} is not built. Call "
@@ -90,7 +90,7 @@ def estimate_moving_statistics(
         if layer.renorm:
             raise NotImplementedError(
                 f"{layer.path} has renorm=True, so its outputs in training depend on "
-                "moving statistics. Use tfdist.layers.combine_moving_statistics."
+                "earlier batches. Use tfdist.layers.combine_moving_statistics."
             )
     with _statistics_of_one_batch(model, layers) as calls:
         samples, moments = _measure(model, layers, data, steps, calls)
@@ -167,7 +167,7 @@ class _Moments:
 def _statistics_of_one_batch(
     model: keras.Model, layers: list[Any]
 ) -> Iterator[dict[int, int]]:
-    """Makes moving statistics those of the last batch only; yields counts of calls.
+    """Makes moving statistics equal those of the last batch; yields counts of calls.
 
     At the end, all variables get their earlier values again.
     """

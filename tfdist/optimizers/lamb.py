@@ -45,8 +45,8 @@ class LAMB(OptimizerWithExclusions):
         epsilon: added to the root of the second moment, above 0; default 1e-6.
         weight_decay: lambda in the paper, at least 0; default None: 0. The paper uses
             0.01.
-        exclude: variables without adaptation and decay, see `MomentumSGD`. Default
-            None: variables of at most one dimension.
+        exclude: variables without adaptation or weight decay, see `MomentumSGD`.
+            Default None: variables of at most one dimension.
         **keras_options: `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`,
             `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`: see `MomentumSGD`.

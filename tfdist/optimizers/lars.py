@@ -47,8 +47,8 @@ class LARS(MomentumSGD):
         epsilon: added to the denominator, at least 0; default 0, as in the paper. Zero
             norms are handled without it.
         weight_decay: beta in the paper, at least 0; default None: 0.
-        exclude: variables without adaptation and decay, see `MomentumSGD`. Default
-            None: variables of at most one dimension.
+        exclude: variables without adaptation or weight decay, see `MomentumSGD`.
+            Default None: variables of at most one dimension.
         momentum_correction: whether the global rate is applied after the velocity;
             default False, as in the paper.
         **keras_options: `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`,

@@ -82,9 +82,9 @@ def sgd_share(step: float, center: float, period: float) -> float:
 
     References:
         Akiba, Suzuki & Fukuda, Extremely Large Minibatch SGD: Training ResNet-50 on
-        ImageNet in 15 Minutes, 2017, section 3 (arXiv:1711.04325). The slope of the
-        linear part is printed there as 2 / period; the share would rise to 1.5 before
-        it becomes 1.
+        ImageNet in 15 Minutes, 2017, section 3 (arXiv:1711.04325). The paper prints the
+        slope of the linear part as 2 / period; with this slope, the share would rise to
+        1.5 before it becomes 1.
     """
     periods = (step - center) / period
     if periods < 0:

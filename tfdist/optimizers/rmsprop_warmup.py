@@ -41,8 +41,8 @@ class RMSpropWarmup(MomentumSGD):
         learning_rate: a float, a `LearningRateSchedule` or a function without
             arguments: the rate of SGD.
         center_steps: step at which SGD and RMSprop have equal shares, above 0.
-        period_steps: length of the transition, above 0: it is over after `center_steps`
-            and half a period.
+        period_steps: length of the transition, above 0; the transition is over at step
+            `center_steps + period_steps / 2`.
         rmsprop_rate: rate of RMSprop, above 0; default 3e-4, as in the paper.
         rho: factor of the mean of the squares, in [0, 1); default 0.99.
         epsilon: added to the root of this mean, above 0; default 1e-8.

@@ -43,7 +43,7 @@ def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: all files are damaged; the message has the reasons.
+        ValueError: all files are damaged; the message contains the reasons.
 
     Example:
         >>> import pathlib, tempfile, tfdist
@@ -70,8 +70,8 @@ def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
         if len(times_ns) > 1:
             _logger.warning("Skipped the checkpoint %s: %s.", name, reason)
     raise ValueError(
-        f"Expected an undamaged checkpoint, but {'; '.join(reasons)}. Use an older "
-        "checkpoint. If you have replaced a file on purpose, remove its "
+        f"Expected an undamaged checkpoint, but found none: {'; '.join(reasons)}. Use "
+        "an older checkpoint. If you have replaced a file on purpose, remove its "
         f"{SUFFIX} file."
     )
 

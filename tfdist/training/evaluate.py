@@ -49,11 +49,11 @@ def evaluate(
             samples along the first axis; or a `tf.data.Dataset`, not shuffled, of known
             or unknown length; or a `keras.utils.PyDataset` of batches, whose order has
             to be equal on all ranks even after `on_epoch_begin` and `on_epoch_end`.
-        y: the targets, if `x` is arrays.
+        y: the targets, if `x` consists of arrays.
         batch_size: samples in a batch, at least 1; default 32 for arrays. If it is
             given, a `tf.data.Dataset` must contain single samples, which are then
             batched. Otherwise the dataset must contain batches.
-        sample_weight: a weight for each sample, if `x` is arrays; default 1.
+        sample_weight: a weight for each sample, if `x` consists of arrays; default 1.
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.
         return_dict: whether to return a dict of results by name; default False.
@@ -64,8 +64,8 @@ def evaluate(
 
     Returns:
         The result of `model.evaluate`, which is equal on all ranks: the loss, a list of
-        the loss and metrics, or a dict of them. Afterwards the model's metrics have the
-        states for all the data, bitwise equal on all ranks.
+        the loss and metrics, or a dict of them. Afterwards, the model's metrics hold
+        the states for all the data, bitwise equal on all ranks.
 
     Raises:
         TypeError: the data cannot be partitioned.
@@ -207,7 +207,10 @@ def agree_on_weights(
         prints = other["weights"]
         if prints == first:
             continue
-        what = f"there are {len(prints)} weights, {len(first)} on rank {ranks.ranks[0]}"
+        what = (
+            f"there are {len(prints)} weights, but {len(first)} on rank "
+            f"{ranks.ranks[0]}"
+        )
         advice = "Build the same model on all ranks."
         if len(prints) == len(first):
             index = next(i for i, p in enumerate(prints) if p != first[i])

@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     optimizer. A model that was trained with the plain optimizer uses the wrapped one
     after it is compiled again, or in a call of `fit` with a tfdist callback.
 
-    Under the global policy `mixed_float16` the optimizer is first put into a
+    Under the global policy `mixed_float16`, the optimizer is first wrapped in a
     `LossScaleOptimizer`, because gradients have to be reduced before they are unscaled.
     `fit` scales the loss. In a custom loop, the scale takes effect with the first
     `optimizer.scale_loss(loss)`; until then, gradients are used unchanged.
@@ -63,21 +63,23 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             used in different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`. Float32 and float64 gradients are rounded to
-            that type and summed in float32, and the result is rounded once more. This
-            halves the bytes sent; between hosts with several ranks each, it saves only
-            a quarter. It keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16
+            that type and summed in float32, and the result is rounded once more. For
+            float32 gradients, this halves the bytes that are sent. Between hosts with
+            several ranks each, and with ADASUM, it saves only a quarter of the bytes.
+            Gradients keep 11 (fp16) or 8 (bf16) significant bits. The largest fp16
             number is 65504; a larger gradient becomes infinite. Default: no
             compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: rows for tables of at least 8 MiB. With ADASUM or
-            `TFDIST_ATOMIC_STEPS=1` they are always reduced as dense tensors.
-        local_variables: variables and layers that each rank trains alone: a list, or a
-            function that accepts a variable and returns a bool. They have to be the
-            same on all ranks. Their gradients are not reduced, and their shapes may
-            differ between ranks. With an average these gradients are divided by the
-            number of ranks, which gives the gradient of the mean over the ranks'
-            losses. Default: none.
+            are reduced. Default: by rows for embedding tables of 8 MiB or more. With
+            ADASUM, `double_buffering` or `TFDIST_ATOMIC_STEPS=1`, embedding gradients
+            are always reduced as dense tensors.
+        local_variables: variables and layers that each rank trains on its own: a list,
+            or a function that accepts a variable and returns a bool. All ranks have to
+            select the same variables. Their gradients are not reduced, and their shapes
+            may differ between ranks. With `ReduceOp.AVERAGE`, each rank divides these
+            gradients by the number of ranks, which gives the gradient of the mean over
+            the ranks' losses. Default: none.
         nan_policy: action on all ranks if a gradient is NaN or infinite on at least one
             rank. `"raise"` raises an error before any variable is changed.
             `"skip_step"` leaves variables, slots and the step count unchanged. Default:
@@ -90,9 +92,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         double_buffering: whether each step updates the weights with the reduced
             gradients of the previous step, so that the reduction runs during the
             forward and the backward pass. The first step changes no weights, and the
-            gradients of the last one are not used. For slow networks; use a warm-up,
-            and a lower rate if the loss oscillates (see docs/slow-networks.md).
-            Default: False.
+            gradients of the last one are not used. Meant for slow networks; use a
+            learning-rate warm-up, and a lower rate if the loss oscillates (see
+            docs/slow-networks.md). Default: False.
 
     With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
     batches, and their sum is reduced once, in the n-th step. If batches differ in size,
@@ -115,8 +117,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `sparse_as_dense=False`; `nan_policy` with a `LossScaleOptimizer`;
             `local_variables` with `global_clipnorm`; or `double_buffering` with ADASUM,
             `local_variables`, `sparse_as_dense=False`, `gradient_accumulation_steps` or
-            a `LossScaleOptimizer`. If ADASUM does not support the optimizer, the first
-            step raises it.
+            a `LossScaleOptimizer`. An optimizer that ADASUM does not support raises
+            this error in the first step.
         NotImplementedError: ADASUM or `double_buffering` is used in an elastic job.
 
     Example:
@@ -187,8 +189,8 @@ def wrap_optimizer(
     if nan_policy and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"nan_policy={nan_policy!r} was given with a LossScaleOptimizer "
-            "(mixed_float16 adds one), which skips every step that is not finite and "
-            "halves its scale on all ranks. Omit nan_policy."
+            "(mixed_float16 adds one), which skips every step with non-finite "
+            "gradients and halves its scale, on all ranks. Omit nan_policy."
         )
     own_class: Any = type(optimizer)
     optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)

@@ -46,7 +46,7 @@ def restore(
     its slots and its step count, which determines the learning rate of schedules.
     Optimizers in other attributes of the model (a GAN has two) are also restored. If
     the file was saved by `Checkpoint`, the random number generators of layers (dropout)
-    also continue, with a different stream on each rank as from
+    also continue, each rank with its own stream, as after
     `tfdist.layers.broadcast_seed_generators`. `model.save` does not save generators.
 
     A file that `Checkpoint` has written is compared with its checksum first. Given a
@@ -190,8 +190,8 @@ def check_fits(model: keras.Model, path: str) -> None:
         )
     if saved_name != own_name:
         raise ValueError(
-            f"{path} has the state of the optimizer {saved_name}, but this model is "
-            f"compiled with {own_name}. Compile it with the saved optimizer."
+            f"{path} contains the state of the optimizer {saved_name}, but this model "
+            f"is compiled with {own_name}. Compile the model with {saved_name}."
         )
     # Keras would only warn and continue with a fresh optimizer.
     slots, weights = _divide(model, saved)

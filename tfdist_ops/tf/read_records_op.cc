@@ -124,7 +124,7 @@ class ReadRecordsOp : public tensorflow::OpKernel {
     const auto files = ctx->input(0).flat<tstring>();
     const int64_t count = whole_files_ ? files.size() : ctx->input(2).NumElements();
     if (position < 0 || position >= count) {
-      return absl::InvalidArgumentError("Expected positions of 0.." + std::to_string(count - 1) +
+      return absl::InvalidArgumentError("Expected positions in 0.." + std::to_string(count - 1) +
                                         ", got " + std::to_string(position));
     }
     if (whole_files_) return ReadFile(ctx->env(), files(position), record);

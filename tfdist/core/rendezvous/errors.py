@@ -56,7 +56,7 @@ def rank_failed(
 
 
 def numbers(ranks: list[int], what: str = "rank") -> str:
-    """Lists ranks as text: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more.
+    """Lists ranks as text: rank 3; ranks 1 and 3; ranks 0, 1, ..., 7 and 9 more.
 
     Args:
         ranks: ranks to list.

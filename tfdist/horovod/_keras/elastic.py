@@ -65,7 +65,8 @@ class CommitStateCallback(keras.callbacks.Callback):
         super().__init__()
         if batches_per_commit < 1:
             raise ValueError(
-                f"Expected batches_per_commit of at least 1, got {batches_per_commit}."
+                "Expected batches_per_commit to be at least 1, got "
+                f"{batches_per_commit}."
             )
         self.state = state
         self.batches_per_commit = batches_per_commit
