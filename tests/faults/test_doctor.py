@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 
 import pytest
 from helpers.deadline import deadline
+from helpers.hosts import networked_hosts, why_no_networks
 from helpers.launcher import clean_environment, run
 from helpers.tree import ROOT
 
@@ -24,6 +26,15 @@ pytestmark = [
 DOCTOR = [sys.executable, "-m", "tfdist.tools", "doctor", "--seconds", "0.2"]
 NAMED_S = 10.0
 START_S = 15.0  # of Python and the checks, on a busy machine
+WHY_NOT = why_no_networks()
+# Rank 1 is on a host of its own, whose system time is a minute ahead.
+WRONG_CLOCK = """
+import os, time
+if os.environ.get("TFDIST_RANK") == "1":
+    os.environ["SLURMD_NODENAME"] = "node1"
+    now = time.time
+    time.time = lambda: now() + 60.0
+"""
 
 
 @deadline(60)
@@ -51,6 +62,35 @@ def test_without_a_launcher_it_starts_the_ranks_itself(tmp_path):
     assert "ok       launcher: none" in done.stdout
     assert "[rank 0] ok       collectives:" in done.stdout
     assert os.listdir(tmp_path) == []
+
+
+@deadline(60)
+def test_a_wrong_clock_is_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WRONG_CLOCK)
+    path = f"{tmp_path}:{clean_environment().get('PYTHONPATH', '')}"
+    files = ["--failing-hosts", "failing.txt"]
+    done = run(tmp_path, "-np", "2", *DOCTOR, *files, PYTHONPATH=path)
+    assert done.code == 0, done.stderr + done.stdout
+    ahead = f"clock (node1): is 60 s ahead of that of {socket.gethostname()}"
+    assert f"WARNING  {ahead}" in done.stdout
+    assert "Set the clock by NTP" in done.stdout
+    assert (tmp_path / "failing.txt").read_text() == "node1\n"
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@deadline(60)
+def test_a_firewall_between_two_hosts_is_named_on_both(tmp_path):
+    with networked_hosts(tmp_path, 2) as hosts:
+        hosts.drop(0, 1)
+        words = ["-np", "2", *hosts.slots(1, 1), *hosts.ssh, *DOCTOR]
+        done = run(tmp_path, *words, TFDIST_ADDRESS=hosts.address)
+    assert done.code == 1, done.stderr + done.stdout
+    assert done.seconds < NAMED_S + START_S
+    for rank in (0, 1):
+        [error] = re.findall(rf"\[rank {rank}\] ERROR    job: (.*)", done.stdout)
+        assert "rank 1 cannot connect to rank 0 (" in error
+        assert f"at {hosts.names[0]}:" in error
+        assert "is there a firewall?" in error
 
 
 def free_port():

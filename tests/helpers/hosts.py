@@ -54,6 +54,11 @@ class Hosts:
         """Pulls ("down") or plugs in ("up") the cable of one host with a network."""
         _ip("link", "set", self.cables[index], state)
 
+    def drop(self, index: int, other: int) -> None:
+        """A firewall: what one host with a network sends to another is dropped."""
+        space = self.cables[index].replace("to", "tn", 1)
+        _ip("-n", space, "route", "add", "blackhole", f"{self.names[other]}/32")
+
     def clients(self, launcher: int) -> dict[str, psutil.Process]:
         """The "ssh" processes of a tfdistrun, by host."""
         found = {}
