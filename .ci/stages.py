@@ -151,14 +151,15 @@ def main() -> int:
     os.chdir(ROOT)
     cpp = Cpp(slow)
     cpp.start()
-    folders = [folder for stage in STAGES.values() for folder in stage]
+    # The files with the longest tests first: then all workers are busy until the end.
+    folders = [folder for stage in reversed(STAGES.values()) for folder in stage]
     code = pytest.main(
         [
             *(folder for folder in folders if (ROOT / folder).is_dir()),
             *("-q", "-rfEs", "-m", "slow" if slow else "not slow"),
             *("--durations=10", "--durations-min=5"),
             *("-n", "0" if slow or workers() == 1 else str(workers())),
-            *("--dist", "loadfile"),
+            *("--dist", "loadfile", "--no-loadscope-reorder"),
         ],
         plugins=[StageReport(cpp)],
     )
