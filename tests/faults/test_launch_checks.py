@@ -239,7 +239,10 @@ def test_too_low_a_limit_of_open_files_is_an_error_or_raised(tmp_path):
     assert [int(line.split()[-1]) for line in done.stdout.splitlines()] == [520, 520]
     done = in_shell(tmp_path, f"ulimit -n 100; exec {command} true")
     assert done.returncode == 2
-    assert "2 ranks need 260 open files each, but the limit is 100" in done.stderr
+    assert (
+        "2 ranks need up to 260 open files per process, but the limit is 100"
+        in done.stderr
+    )
 
 
 @deadline(40)
@@ -270,7 +273,10 @@ def test_a_host_of_a_large_world_needs_files_for_its_own_ranks_only(monkeypatch)
     monkeypatch.setattr(preflight, "raised_limit", limit)
     assert preflight.check(8, shm_bytes=0, world=1024, served=8).errors == []
     (error,) = preflight.check(8, shm_bytes=0, world=1024).errors
-    assert "1024 ranks need 6208 open files each, but the limit is 4096" in error
+    assert (
+        "1024 ranks need up to 6208 open files per process, but the limit is 4096"
+        in error
+    )
 
 
 def test_shared_memory_that_is_not_there_is_an_error(monkeypatch):

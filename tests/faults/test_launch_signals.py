@@ -236,8 +236,8 @@ def test_how_long_the_ranks_have_is_an_option_which_they_know(tmp_path, marker):
     assert done.code == 143
     assert done.seconds >= 1.5
     assert (
-        "not ended within 1.5 s of the signal, and killed now: ranks 0 and 1; what "
-        "they had not saved is lost. Give them more time with --signal-grace-s"
+        "still running 1.5 s after the signal, and killed now: ranks 0 and 1; "
+        "unsaved work is lost. Give the ranks more time with --signal-grace-s"
     ) in done.report
     assert marked(marker) == []
 

@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_ends_init_on_every_rank(tmp_path, bad):
         own = rank if rank in bad else "[012]"
         assert re.search(
             rf"\[rank {rank}\].*TFDIST_TIMELINE=trace: rank {own} \(\S+\) cannot write "
-            r"its timeline: .*File exists.*; name a folder that it may write"
+            r"its timeline: .*File exists.*; set the variable to a folder in which"
             rf"|\[rank {rank}\] \[tfdist\] this rank ends with CoreError because of",
             text,
         ), text

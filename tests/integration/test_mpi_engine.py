@@ -146,7 +146,7 @@ def test_tfdistrun_is_told_to_be_mpirun(tmp_path):
     done = run(words, tmp_path, of="mpich")
     assert done.returncode != 0
     assert "is rank 0 of 1 in MPI" in done.stderr
-    assert "but rank 1 of 2 by TFDIST_RANK=1 and TFDIST_SIZE=2" in done.stderr
+    assert "but rank 1 of 2 according to TFDIST_RANK=1 and TFDIST_SIZE=2" in done.stderr
 
 
 def test_a_library_that_is_missing_or_no_library_is_named(tmp_path):

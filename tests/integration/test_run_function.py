@@ -131,7 +131,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank(alone, capsys):
 
 @pytest.mark.parametrize("np", [0, -1, True, 1.5, "2"])
 def test_a_number_of_ranks_that_is_none_is_refused(np):
-    with pytest.raises(ValueError, match="number of ranks, to be at least 1"):
+    with pytest.raises(ValueError, match="to be an integer of at least 1"):
         tfdist.run(max, np)
 
 

@@ -209,7 +209,7 @@ def test_rank_zero_says_what_the_order_of_the_traced_function_would_gain():
     gain = re.search(r"gradients, (\S+) MiB are not yet .* would be (\S+) MiB", line)
     assert float(gain[1]) - float(gain[2]) >= 0.8
     assert line.startswith("WARNING gradients.")
-    assert "Bucket 3 delays most bytes, because p1:0 waits for p2:0" in line
+    assert "Bucket 3 delays the most bytes, because p1:0 waits for p2:0" in line
     assert "TFDIST_BUCKET_ORDER=traced" in line
 
 

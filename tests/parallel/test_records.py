@@ -141,7 +141,7 @@ def test_lists_in_another_order_are_an_error_on_all(files):
         assert "Records.from_files differently: the list of files" in message
         for ends in ("d-00000-of-00007 to d-00006", "d-00006-of-00007 to d-00000"):
             assert f"7 files, {ends}" in message
-        assert "sort the list of a folder" in message
+        assert "sort names that come from a folder" in message
 
 
 def cached_on_one(names, folder, owner):

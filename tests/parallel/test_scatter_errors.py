@@ -108,7 +108,7 @@ def test_an_error_of_the_data_is_raised_where_they_were_to_go():
     for rank in (0, 2):
         assert found[rank] == ["none", "", list(range(8))]
     _, message, seen = found[1]
-    assert "rank 0, which reads for rank 1, got an error from its dataset" in message
+    assert "rank 0, which reads for rank 1, got an error while reading" in message
     assert "record 4 of shard-00001 is corrupt" in message
     assert seen == [0, 1, 2, 3]
 

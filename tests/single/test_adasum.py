@@ -92,7 +92,7 @@ def test_slots_that_are_weights_are_refused():
     if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
         pytest.skip("this Keras has no ScheduleFreeAdamW")
     adam = tfdist.DistributedOptimizer(keras.optimizers.ScheduleFreeAdamW(), **ADASUM)
-    with pytest.raises(ValueError, match="weights of their own"):
+    with pytest.raises(ValueError, match="include a second set of weights"):
         adam.apply([tf.constant([1.0])], [keras.Variable([1.0])])
 
 

@@ -63,7 +63,7 @@ def test_wrong_options_end_at_once(words, says, capsys):
         (["--json", "."], "got .: this is a folder; use the path of a file"),
         (["--tune", ""], "--tune: expected a file that can be written, got .: this is"),
         (["--picture", "a.png"], "--picture: expected a file that can be written, got"),
-        (["--json", "/dev/null"], "got /dev/null: this is no file"),
+        (["--json", "/dev/null"], "got /dev/null: this is not a file"),
         (["--tune", "/proc/t.json"], "No such file or directory; use a path that"),
         (["--json", 255 * "x"], "File name too long; use a path that"),
         (["--json", "f", "--tune", "./f"], "--tune: expected a separate file, got"),

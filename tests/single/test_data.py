@@ -293,8 +293,16 @@ def test_unbatched_again_is_accepted_with_a_known_number():
         ({"data": np.zeros(3), "batch_size": 0}, ValueError, "batch_size"),
         ({"data": np.zeros(3), "batch_size": 1, "rank": 2}, ValueError, "rank"),
         ({"data": np.zeros(1), "batch_size": 1}, ValueError, "1 samples"),
-        ({"data": np.zeros(3), "batch_size": 2.5}, TypeError, "batch_size to be an int"),
-        ({"data": np.zeros(3), "batch_size": True}, TypeError, "batch_size to be an int"),
+        (
+            {"data": np.zeros(3), "batch_size": 2.5},
+            TypeError,
+            "batch_size to be an int",
+        ),
+        (
+            {"data": np.zeros(3), "batch_size": True},
+            TypeError,
+            "batch_size to be an int",
+        ),
         ({"data": np.zeros(3), "batch_size": 1, "rank": 0.5}, TypeError, "rank"),
         ({"data": np.zeros(3), "batch_size": 1, "shuffle": -3}, ValueError, "shuffle"),
         ({"data": np.zeros(3), "batch_size": 1, "shuffle": 2.5}, TypeError, "shuffle"),

@@ -188,7 +188,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path, monkeypatch):
     assert "HOME is not set" in only(checks.folders({}), WARNING)
     assert "Set TMPDIR" in only(checks.folders({**home, "TMPDIR": "/nowhere"}), ERROR)
     monkeypatch.setattr(checks, "LEAST_TEMPORARY_BYTES", 1 << 62)
-    assert "is full" in only(checks.folders(home), ERROR)
+    assert "of free space" in only(checks.folders(home), ERROR)
 
 
 def test_a_working_folder_that_was_deleted_is_named(tmp_path, monkeypatch):

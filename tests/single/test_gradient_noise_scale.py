@@ -35,15 +35,17 @@ def test_one_rank_cannot_measure_it():
     [
         (
             1000,
-            "about 11.0 times the minimum of steps and 1.1 times the minimum of samples"
+            "about 11.0 times the minimum number of steps and 1.1 times the minimum "
+            "number of samples"
             "; larger batches, up to about 1000, need fewer steps",
         ),
         (
             100,
-            "2.0 times the minimum of steps and 2.0 times the minimum of samples; a g",
+            "2.0 times the minimum number of steps and 2.0 times the minimum number of "
+            "samples; a g",
         ),
-        (10, "a smaller batch needs fewer samples in hardly more steps"),
-        (0, "inf times the minimum of samples; a smaller batch"),
+        (10, "a smaller batch needs fewer samples and hardly more steps"),
+        (0, "inf times the minimum number of samples; a smaller batch"),
         (math.inf, "the gradients are mostly noise"),
     ],
 )

@@ -193,7 +193,9 @@ def test_more_threads_than_processors_are_told():
 def test_unequal_numbers_of_threads_are_told(value):
     bound = {0: (0, 1), 1: (2,), 2: (3, 4, 5)}
     (told,) = binding.warnings(bound, dict.fromkeys(bound, value))
-    assert told.startswith("rank 1 will have 1 TensorFlow threads, rank 2 3: ")
+    assert told.startswith(
+        "rank 1 will have 1 TensorFlow threads, rank 2 will have 3: "
+    )
     assert "-x TF_NUM_INTRAOP_THREADS=1" in told
 
 

@@ -695,7 +695,7 @@ def test_newcomers_alone_cannot_continue_the_training():
     job.lose(0)  # before member 2 had received the state
     [stop, refusal] = job.ask(2, committed=-1)
     assert isinstance(stop, Stop)
-    assert "had the state of the training ended before generation 2" in stop.reason
+    assert "had the training state exited before generation 2" in stop.reason
     assert refusal == Refuse(2, stop.reason)
 
 

@@ -474,7 +474,7 @@ def test_a_peer_of_another_generation_pair_job_or_secret_is_refused_and_told_why
                     await links.connect_tcp(replace(good, **change), peer)
                 assert "rank 0 refused a link" in str(caught.value)
                 assert why in str(caught.value)
-            with pytest.raises(links.auth.RefusedError, match="rank that is called 0"):
+            with pytest.raises(links.auth.RefusedError, match="target rank 0"):
                 await links.connect_tcp(good, replace(peer, rank=1))
             with pytest.raises(links.auth.AuthenticationError, match="does not know"):
                 await links.connect_tcp(replace(good, secret=bytes(32)), peer)

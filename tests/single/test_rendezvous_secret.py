@@ -385,7 +385,7 @@ def test_no_rank_zero_is_an_error_at_the_deadline():
         ),
         (
             {"TFDIST_RANK": "0", "TFDIST_SIZE": "2", "TFDIST_RENDEZVOUS": "10.0.0.1:5"},
-            "only 127.0.0.1 is allowed",
+            "only a loopback address such as 127.0.0.1 is allowed",
         ),
         (
             {
@@ -394,7 +394,7 @@ def test_no_rank_zero_is_an_error_at_the_deadline():
                 "MPI_LOCALNRANKS": "2",
                 "TFDIST_RENDEZVOUS": "10.0.0.1:5",
             },
-            "only 127.0.0.1 is allowed",
+            "only a loopback address such as 127.0.0.1 is allowed",
         ),
         (
             {
@@ -403,7 +403,7 @@ def test_no_rank_zero_is_an_error_at_the_deadline():
                 "MASTER_ADDR": "10.0.0.1",
                 "MASTER_PORT": "5",
             },
-            "only 127.0.0.1 is allowed",
+            "only a loopback address such as 127.0.0.1 is allowed",
         ),
         (
             {"TFDIST_RANK": "0", "TFDIST_SIZE": "2", "TFDIST_ADDRESS": "10.0.0.1"},

@@ -554,7 +554,7 @@ def test_lines_that_are_none_of_a_timeline_are_named_and_left_out(tmp_path, caps
     summary = merging.merge(tmp_path)
     lines = [int(one.split("line ")[1].split(":")[0]) for one in summary.left_out]
     assert lines == [*range(3, 16), 2]
-    assert summary.left_out[-1] == "rank-1.jsonl, line 2: no JSON"
+    assert summary.left_out[-1] == "rank-1.jsonl, line 2: not JSON"
     assert summary.waited_us == {0: {1: 10}, 1: {}}
     found = slices(json.loads(summary.path.read_text())["traceEvents"])
     assert {(e["pid"], e["name"]) for e in found} >= {(0, "x"), (1, "y\ufffd")}

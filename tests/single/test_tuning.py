@@ -76,7 +76,7 @@ def test_lines_keep_their_order_and_say_what_they_are_for():
         (document(extra=1), "the file: 'extra' is not known"),
         (document(rows={}), "rows: expected a list, got {}"),
         (document(3), "rows[0]: expected an object, got 3"),
-        (document(row(), row()), "rows[1]: a second row of this operation"),
+        (document(row(), row()), "rows[1]: expected one row for each operation"),
         (document(row(hosts=...)), "rows[0]: 'hosts' is missing"),
         (document(row(host=1)), "rows[0]: 'host' is not known, expected operation"),
         (

@@ -52,8 +52,8 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file as `atomic_write` does, and its checksum to a second file.
 
-    Even after a crash, NAME.sha256 contains the checksum of the file NAME: while the
-    file is replaced, it lists the checksums of the old and the new content.
+    Even after a crash, NAME.sha256 contains the checksum of the file NAME: while NAME
+    is being replaced, NAME.sha256 lists the checksums of the old and the new content.
 
     Args:
         path: path of the file, or of a link to it; its folder is created if needed.

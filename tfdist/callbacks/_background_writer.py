@@ -67,7 +67,7 @@ class BackgroundWriter:
             )
 
     def retry(self) -> None:
-        """Starts to write the newest file again if that has failed."""
+        """Starts to write the newest file again if it could not be written."""
         with self._changed:
             failed = self._failed
         if failed is not None:
@@ -89,7 +89,7 @@ class BackgroundWriter:
         while (job := self._next()) is not None:
             try:
                 job.write()
-            except Exception as error:  # noqa: BLE001 - a full disk must not end a job
+            except Exception as error:  # noqa: BLE001 - logged; the thread continues
                 self._report(job, error)
 
     def _next(self) -> Job | None:

@@ -81,8 +81,8 @@ class RankCallback(keras.callbacks.Callback):
     def on_ranks_changed(self, *, becomes_first: bool) -> None:
         """Called in an elastic `fit` after the ranks have changed.
 
-        A newcomer has already taken the state of another rank, which would otherwise
-        replace what a new rank 0 sets up here, such as an open file.
+        In a newcomer, the state of another rank is set before this call, so that it
+        does not replace what a new rank 0 sets up here, such as an open file.
 
         Args:
             becomes_first: whether this process was not rank 0, and is now.

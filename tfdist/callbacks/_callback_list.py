@@ -22,7 +22,8 @@ from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core.process_sets import ProcessSet
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
-_OURS = "tfdist.callbacks."  # the rules apply to these, also under Horovod's names
+# The rules apply to classes in these modules, and to subclasses with Horovod's names.
+_OURS = "tfdist.callbacks."
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -39,7 +40,7 @@ class ReplacedHook:
     """A replacement for a method of a callback list, such as `on_epoch_begin`.
 
     Args:
-        hook: name of the method, which is also that of the hook.
+        hook: name of the method and of the hook.
         call: function that is called instead, with the name, the positional arguments
             of the hook except the logs, and the logs or None.
     """

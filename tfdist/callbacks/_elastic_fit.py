@@ -52,8 +52,8 @@ class ElasticFit(keras.callbacks.Callback):
 
     It replaces the model's train function and `evaluate`, and the methods of the list
     that call hooks. Each rank counts the steps, validations and hooks with collective
-    operations that all ranks have completed. After a loss, these counts show how far
-    each rank was. Ranks join and leave before a step, after its hooks
+    operations that all ranks have completed. When a rank is lost, these counts show how
+    far each rank has come. Ranks join and leave before a step, after its hooks
     `on_train_batch_begin`; a rank that has run these hooks does not run them again.
 
     In a job that is not elastic, it only skips the steps of an earlier job, and steps
@@ -269,7 +269,10 @@ class ElasticFit(keras.callbacks.Callback):
         return self._iterator or iterator
 
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of completed calls, and a larger number if more follow."""
+        """Returns the number of completed calls, and a limit for `Generations`.
+
+        The limit equals the first number if no more calls follow, else it is larger.
+        """
         calls, samples = self._state.position
         is_last = self._epoch + 1 >= int(self.params["epochs"])
         if self.model.stop_training or (is_last and samples >= self._source.total):
@@ -468,7 +471,10 @@ class ElasticFit(keras.callbacks.Callback):
         self._announce_steps(self._place)
 
     def _notify_callbacks(self) -> None:
-        """Tells the callbacks, which have their state, that the ranks have changed."""
+        """Tells the callbacks that the ranks have changed.
+
+        Call it when the callbacks already have their state.
+        """
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:

@@ -1,8 +1,9 @@
 """Scales a learning rate, which may be a number or a schedule.
 
-A schedule cannot be set, so it is replaced by a copy whose class is a multiplying
-subclass. The copy keeps the class name and configuration: a saved model contains the
-plain Keras schedule and loads without tfdist (and without the factor).
+The values of a schedule cannot be set, so the schedule is replaced by a copy whose
+class is a subclass that multiplies the values by a factor. The copy keeps the class
+name and configuration: a saved model contains the plain Keras schedule and loads
+without tfdist (and without the factor).
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 class _Scaling:
-    """Mixin before a schedule's own class: multiplies by `_tfdist_factor`."""
+    """Mixin that multiplies the rate of a schedule by `_tfdist_factor`.
+
+    It has to precede the schedule's own class in the bases.
+    """
 
     _tfdist_factor: tf.Variable
 

@@ -14,7 +14,7 @@ from typing import Any
 DECIDES_ON_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
 # Callbacks whose changes have to be made on all ranks.
 EVERYWHERE = (*DECIDES_ON_LOGS, "LearningRateScheduler", "SwapEMAWeights")
-# Callback that writes to a path, which only one rank may do → attribute of the path.
+# Callbacks that write to a path, which only one rank may do → attribute with the path.
 WRITES = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
@@ -211,7 +211,7 @@ def _not_first(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     if any(entry.kind == "UnevenData" for entry in ours[1:]):
         yield Problem(
             "tfdist.callbacks.UnevenData has to be the first tfdist callback, because "
-            "the others can only communicate at the end of an epoch after UnevenData "
+            "at the end of an epoch the others can communicate only after UnevenData "
             f"has waited for all ranks. Move it before {ours[0].name}."
         )
 

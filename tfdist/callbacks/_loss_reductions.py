@@ -39,9 +39,10 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
     for reduction in (one for one in SUMS if one in reductions):
         _logger.warning(
             "The model has a loss with reduction=%r, a sum over the samples, but the "
-            "gradients of the ranks are averaged. The step size is that of one rank's "
-            "batch. Use DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM) for "
-            "the sum over all ranks, or omit reduction for the mean.",
+            "gradients of the ranks are averaged. The averaged gradient is only as "
+            "large as the gradient of one rank's batch. Use DistributedOptimizer("
+            "optimizer, op=tfdist.ReduceOp.SUM) for the sum over all ranks, or omit "
+            "reduction for the mean.",
             reduction,
         )
     if "mean_with_sample_weight" in reductions:

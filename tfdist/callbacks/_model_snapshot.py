@@ -96,7 +96,7 @@ def _prepare_thread() -> None:
 
 
 class _Scope(keras.StatelessScope):
-    """Keras reads the values of variables from it, in the thread that entered it."""
+    """Scope from which Keras reads variables, in the thread that entered it."""
 
     def __init__(self, values: _Values, missing: list[Any]) -> None:
         super().__init__(initialize_variables=False)

@@ -14,7 +14,7 @@ from tfdist.core.timeline.stragglers import Times
 
 
 class OwnWork:
-    """Clock for the time in training steps, and for this rank's own work in it."""
+    """Measures the time in training steps, and this rank's own work in that time."""
 
     def __init__(self) -> None:
         self._since: tuple[float, float] | None = None  # None: paused

@@ -71,7 +71,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(per_s: float) -> str:
-    """Formats samples per second with about three digits.
+    """Formats samples per second: one decimal below 10, thousands from 100000 on.
 
     Example:
         >>> [speed(v) for v in (3.14159, 512.4, 15234.0, 1.5e6)]
@@ -126,7 +126,7 @@ def _parts(status: Status, form: int) -> list[_Part]:
     """Returns the parts of the line in one form.
 
     Parts are kept in this order of priority. For a running epoch: epoch, first metric,
-    percentage of the steps, ETA, stragglers, speed, second metric, exposed
+    percentage of the steps, stragglers, ETA, speed, second metric, exposed
     communication, number of the step, other metrics. For an epoch that has ended:
     epoch, first metric, second metric, stragglers, slowest rank, speed, duration,
     exposed communication, ETA, other metrics.
@@ -191,7 +191,7 @@ def _straggler_forms(found: tuple[SlowRank, ...]) -> tuple[str, str, str]:
 
 
 def _names(metrics: Mapping[str, float]) -> list[str]:
-    """Returns the metrics without validation metrics that are shown beside others."""
+    """Returns the metrics, except validation metrics that are shown beside others."""
     return [
         name
         for name in metrics

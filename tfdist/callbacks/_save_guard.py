@@ -1,4 +1,7 @@
-"""Prevents saving a model with torn weights, before a file is touched."""
+"""Prevents saving a model if an aborted step may have changed only some weights.
+
+The check takes place before a file is touched.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ class TrainingState:
         Args:
             where: the callback and its hook, for errors.
             all_or_none: whether a change of one variable, or of the epoch, is treated
-                as a change of all variables, which may have differed between ranks.
+                as a change of all variables, because a variable that is unchanged on
+                this rank may differ on the others.
 
         Returns:
             A dict with "stop" (whether to stop), "initial_epoch" (the new epoch or

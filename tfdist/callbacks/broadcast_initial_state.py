@@ -41,8 +41,8 @@ class BroadcastInitialState(RankCallback):
     gradients (`gradient_accumulation_steps`). In a later call of `fit`, each rank keeps
     this state if all ranks have trained for the same number of steps and have equal
     weights. If they differ, for example because one rank has loaded a checkpoint, this
-    state is broadcast from `root` as well. Accumulated gradients with a `weight` are
-    then discarded, with a warning.
+    state is broadcast from `root` as well. Gradients that were accumulated with a
+    `weight` (`optimizer.apply(..., weight=...)`) are then discarded, with a warning.
 
     The seeds of layers with random numbers (dropout, noise, augmentation) are derived
     from those of `root`. By default each rank gets a different seed, so that dropout

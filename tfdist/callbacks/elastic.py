@@ -218,7 +218,8 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
         raise ValueError(
             f"Elastic cannot be used with start={start} and a per_rank_batch, because "
             "the samples that these steps used depend on the ranks of the earlier job. "
-            "Use a global_batch, or begin with a whole epoch: initial_epoch in fit."
+            "Use a global_batch, or begin at the start of an epoch, with initial_epoch "
+            "in fit."
         )
     if start and found.get("initial_epoch"):
         raise ValueError(
@@ -273,10 +274,9 @@ def _check_elastic(
 def _check_reductions(model: keras.Model) -> None:
     if model.optimizer.tfdist_options.op == ReduceOp.ADASUM:
         raise ValueError(
-            "op=tfdist.ReduceOp.ADASUM cannot be used with a batch that "
-            f"{runtime.size()} ranks cannot divide equally, because it cannot weight "
-            "their parts. Use a global_batch that they can divide, with "
-            "drop_remainder=True."
+            "op=tfdist.ReduceOp.ADASUM cannot be used with a batch that the ranks may "
+            "be unable to divide equally, because it cannot weight their parts. Use a "
+            "global_batch that every possible number of ranks divides."
         )
     found = reductions_of(model)
     wrong = [one for one in (*SUMS, "mean_with_sample_weight") if one in found]

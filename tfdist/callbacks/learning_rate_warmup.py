@@ -218,7 +218,7 @@ class LearningRateWarmup(RankCallback):
             return float(type(self._rate_number())(self.target))
         now = self._rate.get()
         current, target = _warmups.get(optimizer, (None, None))
-        if current == now:  # set by a different callback in an earlier fit
+        if current == now:  # set by another LearningRateWarmup in an earlier fit
             return target
         if not resumed or self._is_set_elsewhere():
             return now

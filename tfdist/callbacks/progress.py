@@ -286,7 +286,7 @@ class Progress(RankCallback):
     ) -> tuple[float | None, float | None, float, tuple[float, float]]:
         """Returns the speed, exposed communication, duration and slowest rank."""
         own = self._epoch_totals
-        if own.steps == 0:  # the epoch has no other step
+        if own.steps == 0:  # the epoch has at most the first step of `fit`
             own = self._epoch_cold
         share = self.global_batch / len(members_of(self._ranks))
         numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s, took_s]
@@ -300,7 +300,7 @@ class Progress(RankCallback):
                 numbers, name="Progress at the end of an epoch", process_set=self._ranks
             )
         told = zip(members_of(self._ranks), shared, strict=True)
-        found = {rank: n for rank, n in told if n is not None}  # ranks not joined
+        found = {rank: n for rank, n in told if n is not None}  # None if joined
         speed, exposed = _progress_rate.of_all_ranks([n[:4] for n in found.values()])
         late = self._late(
             {rank: n[6] for rank, n in found.items() if n[5] > 0},  # ranks with data

@@ -59,9 +59,10 @@ class StopOnSignal(RankCallback):
             `save_best_only` has to be False. A name without a value at that step, such
             as `{val_loss}`, is "none" in the file name.
         signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (sent by Slurm with
-            `--signal=USR1@60`). They are handled only during `fit`, even if `fit` ends
-            with an error. A custom loop has to call `on_train_end`. If the loop raises
-            an error first, the signals are handled until `tfdist.shutdown()`.
+            `--signal=USR1@60`). They are handled only while `fit` runs; after it has
+            ended, even with an error, they have their previous effect. A custom loop
+            has to call `on_train_end`. If the loop raises an error first, the signals
+            are handled until `tfdist.shutdown()`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:

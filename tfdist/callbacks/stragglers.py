@@ -166,7 +166,7 @@ class Stragglers(RankCallback):
         if self._steps is None:
             self._end_step(self._count)
             return
-        # Not the own count: after the loss of a rank, the ranks' counts may differ.
+        # Not self._count: after the loss of a rank, it may differ between the ranks.
         self._end_step(self._epoch * self._steps + batch + 1)
         if batch + 1 >= self._steps:
             self._work.pause()

@@ -65,7 +65,8 @@ class UnevenData(RankCallback):
             (a rank whose data end within an accumulation would lose some), has local
             variables, or uses `ReduceOp.ADASUM` or `double_buffering`;
             `steps_per_execution` is above 1 with a callback in which the ranks wait for
-            each other after each execution; or a `Checkpoint` counts steps.
+            each other after each execution; or a `Checkpoint` has a number of steps as
+            `save_freq`.
         RuntimeError: after the first step, if `weighted` and the `train_step` did not
             call `self.compute_loss`.
         tfdist.MismatchError: on all ranks: the root of a broadcast is a rank whose data
@@ -174,7 +175,7 @@ class UnevenData(RankCallback):
         self._latest, complete = collectives.join_all(
             timeout_s=self.timeout_s, process_set=self._ranks
         )
-        if self._steps == 0:  # the first call counts a batch even without data
+        if self._steps == 0:  # the call that found no data has still counted a batch
             self.model.reset_metrics()
         optimizers = optimizers_of(self.model)
         updates = sum(int(one.iterations) for one in optimizers)

@@ -39,8 +39,8 @@ def join(
 
     `send` and `recv` involve only two ranks and wait as usual. This rank does not
     update its weights while other ranks run more steps. Afterwards, broadcast the state
-    of the rank that `join` returns. `tfdist.callbacks.UnevenData` does both in
-    `model.fit`.
+    of the rank that `join` returns. In `model.fit`, `tfdist.callbacks.UnevenData`
+    calls `join` and sends this state.
 
     Call `join` in eager mode, after all earlier calls have returned their results.
     Until `join` returns, this rank must not call any other operation of the process

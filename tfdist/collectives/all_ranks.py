@@ -38,8 +38,8 @@ def run_on_rank(
         process_set: ranks that take part; only they make the call.
 
     Returns:
-        The result of `work`, on all ranks; None in a newcomer of an elastic job that
-        has not joined.
+        The result of `work`, on all ranks; None in a newcomer (a process that has not
+        joined its elastic job yet).
 
     Raises:
         Exception: on `rank`, the exception raised by `work`.
@@ -64,7 +64,8 @@ def run_on_rank(
         )
     except Exception:
         if failure is None:
-            raise  # else: another rank received the failure and has exited already
+            raise
+        # Otherwise another rank has received the failure and has already exited.
     if failure is not None:
         raise failure  # outside the handler: not chained to the error of the broadcast
     if shared["failure"]:

@@ -55,7 +55,7 @@ class LocalVariables:
         return [i for i, v in enumerate(variables) if identity(v) in local]
 
     def listed(self) -> list[Any]:
-        """Returns the variables in the list and of its layers; [] for a function."""
+        """Returns listed variables and those of listed layers; [] for a function."""
         if self._predicate is not None:
             return []
         members = (item.weights if is_layer(item) else [item] for item in self._listed)

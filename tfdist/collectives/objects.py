@@ -176,7 +176,7 @@ def _exchange(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> dict[int, Any]:
-    """Gathers one message from each rank: its object, or the reason why it has none.
+    """Gathers one message from each rank: its object, or the reason it cannot be sent.
 
     If an object was pickled, a second allgather reports whether all ranks could load
     it.
@@ -253,7 +253,12 @@ def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
 
 
 def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
-    """Returns the object in a message from `rank`; raises ValueError if it has none."""
+    """Returns the object in a message from `rank`, or None if the message is empty.
+
+    Raises:
+        ValueError: the object cannot be decoded, or it is pickled and this job does not
+            allow it.
+    """
     if status == _OK:
         return decode(data, max_bytes=max_bytes) if data else None
     if status != _PICKLED or not pickling.is_enabled():

@@ -38,7 +38,7 @@ class ReduceOp(enum.IntEnum):
       an odd number of ranks. LOGICAL_* are not bitwise operations.
     - ADASUM adds tensors that are orthogonal, and averages tensors that are equal. For
       two ranks, the result is `(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`; for
-      more, ranks 0 and 1 are combined, ranks 2 and 3, then both results, and so on.
+      more, ranks 0 and 1 are combined, as are 2 and 3, then both results, and so on.
       Each tensor of a list is reduced separately. The number of ranks has to be a power
       of two, and only `allreduce`, `grouped_allreduce`, `DistributedGradientTape` and
       `DistributedOptimizer` support it. Source: Maleki et al., Scaling Distributed

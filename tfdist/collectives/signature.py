@@ -72,7 +72,7 @@ def find_registered(
         lines: one line for each variable.
         options: one line with the operation on the variables and its options.
         count: number of flags.
-        process_set: ranks that have registered the list; default: all ranks.
+        process_set: ranks that have registered the list; None: all ranks.
 
     Returns:
         The id of the list and its flags, or None for a new list.
@@ -100,7 +100,7 @@ def register(
         lines: one line for each variable.
         options: one line with the operation on the variables and its options.
         flags: flags of this rank, which may differ between ranks.
-        process_set: ranks that make the call; default: all ranks.
+        process_set: ranks that make the call; None: all ranks.
         hint: returns the advice at the end of the message for a mismatch.
 
     Returns:
@@ -176,7 +176,9 @@ def path_of(variable: Any) -> str:
 
 
 def _list_name(options: str) -> str:
-    """Returns a list's name, which must differ between threads; the core uses the same.
+    """Returns the name that a thread claims for a list; it must differ between threads.
+
+    It ends with the user's name, which the core also finds in `options` (`ListName`).
 
     Example:
         >>> from tfdist.collectives.signature import _list_name

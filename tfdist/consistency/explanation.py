@@ -172,9 +172,9 @@ def _cause(
     if not _differ_mostly(first, kinds):
         return (
             f"The layer {layer!r}, or a callback, probably sets it on each rank "
-            "separately, for example from the rank's first batch. Afterwards send the "
-            "values of one rank to all, tfdist.broadcast_variables([...]), or average "
-            "them before assigning, tfdist.allreduce(value)."
+            "separately, for example from the rank's first batch. Send the values of "
+            "one rank to all ranks afterwards, with tfdist.broadcast_variables([...]), "
+            "or average them before they are assigned, with tfdist.allreduce(value)."
         )
     return (
         "A callback or the training step probably changed the weights on only some of "

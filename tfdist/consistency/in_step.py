@@ -1,11 +1,11 @@
 """Compares weights within training steps, unless a tfdist callback compares them.
 
 The ranks compare the weights that the step updates and the other weights of the same
-model. Of the steps that reduce a gradient list, they do so in steps 2, 4, 8, ..., 1024,
-and then in every 1024th step. In a `tf.function` the comparison is a branch of the
-graph. All ranks count the reductions of a gradient list, so all ranks take the branch
-in the same step. The first step is skipped: programs may broadcast the initial weights
-only after the first step, when the optimizer has created its variables.
+model. They do so in the 2nd, 4th, 8th, ..., 1024th step that reduces the same gradient
+list, and then in every 1024th such step. In a `tf.function` the comparison is a branch
+of the graph. All ranks count the reductions of a gradient list, so all ranks take the
+branch in the same step. The first step is skipped: programs may broadcast the initial
+weights only after the first step, when the optimizer has created its variables.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def compare_in_step(
         advice: sentences at the end of the error message.
 
     Returns:
-        `reduced`. In a graph, one of the gradients depends on the comparison. If the
-        program checks the gradients, the check then fails the step only when no other
-        rank waits for this rank in the comparison.
+        `reduced`. In a graph, one of the gradients depends on the comparison, so that
+        a check of the gradients in the program cannot fail the step while other ranks
+        wait for this rank in the comparison.
 
     Raises:
         tfdist.MismatchError: on all ranks in eager mode, if the weights differ. In a

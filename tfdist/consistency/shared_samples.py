@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Largest number of hashes that are compared: of all ranks together, and of one rank.
+# Largest number of hashes that are compared: of all ranks together (more if every rank
+# has the minimum of 64), and of one rank.
 _MAX_HASHES = 1 << 16
 _MAX_HASHES_OF_A_RANK = 4096
 _MIN_PAIRS = 3

@@ -15,8 +15,8 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     By default TensorFlow uses malloc, which returns the memory of large tensors to the
     system. Each step then maps memory for gradients and results again, 4 KiB at a time.
     TensorFlow's own allocator (best fit with coalescing), which is its default with a
-    GPU, keeps the memory in the process. Its default limit is 64 GiB; these settings
-    raise the limit to all memory of the host, as with malloc.
+    GPU, keeps the memory in the process. Its default limit is 64 GiB; these variables
+    set the limit to the whole memory of the host, as with malloc.
 
     Args:
         environ: environment of this process. Variables that the user has set are not

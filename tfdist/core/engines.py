@@ -169,6 +169,6 @@ def refuse(what: str) -> None:
 def raise_unsupported(name: str, what: str) -> NoReturn:
     """Raises UnsupportedError, because engine `name` does not support `what`."""
     raise UnsupportedError(
-        f"The engine {name!r} cannot do this: {what}. The native engine can: unset "
-        f"{VARIABLE} on all ranks."
+        f"The engine {name!r} cannot do this: {what}. To use the native engine, which "
+        f"can, unset {VARIABLE} on all ranks."
     )

@@ -20,7 +20,7 @@ class CoreError(RuntimeError):
         code: TensorFlow's error code, e.g. 10 (ABORTED).
         message: description of the error.
         payload: the machine-readable record with "kind", "rank", "host", "pid",
-            "tensor", "cause" and "detail". Empty fields are omitted.
+            "tensor", "cause", "detail" and "committed_step". Empty fields are omitted.
     """
 
     def __init__(

@@ -86,12 +86,12 @@ class RankFailedError(_WithRecord, tf.errors.AbortedError):
 
 
 class EvictedError(RankFailedError):
-    """This rank was removed from the job although it is running, and must exit.
+    """This running rank was, or may have been, removed from the job, and must exit.
 
     There are two kinds. "evicted": the other ranks decided without this rank, because
-    it was stopped or cut off from them. "no_majority": this rank has lost contact with
-    so many ranks that it cannot know their decision, as some of them may be alive;
-    `record` names the first rank that it lost.
+    it was stopped (SIGSTOP) or cut off from them. "no_majority": this rank has lost
+    contact with so many ranks that it cannot know their decision, as some of them may
+    be alive; `record` names the first rank that it lost.
     """
 
     KIND = "evicted"
@@ -108,7 +108,7 @@ class ThreadError(_WithRecord, tf.errors.FailedPreconditionError):
 
 
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
-    """A running rank missed a deadline; the message names the rank and the tensor."""
+    """A rank missed a deadline; the message names the rank and the tensor, if any."""
 
     KIND = "timeout"
 

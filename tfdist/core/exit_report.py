@@ -129,7 +129,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
             inside = any(place[2].startswith(f"{folder}/") for folder in folders)
             cut_at = indentation if inside else None
         elif cut_at is not None and line.strip() and indentation <= cut_at:
-            cut_at = None  # TensorFlow has empty lines between frames
+            cut_at = None  # not at empty lines, which TensorFlow puts between frames
         again_empty = not line.strip() and lines and not lines[-1].strip()
         if cut_at is None and not again_empty:
             lines.append(line)

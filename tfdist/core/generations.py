@@ -5,9 +5,9 @@ ready to join. The remaining ranks then ask tfdistrun for their rank and size in
 next generation (`rendezvous.renewal`), reconnect, and share the state of the training.
 
 A generation also ends when a rank leaves the job: because it got SIGTERM, because it is
-slow and is replaced (`tfdist.callbacks.Stragglers`), or because the job shrinks. The
-ranks agree through tfdistrun on the step after which the generation ends, so no rank
-has to undo a step (`tfdist.launch.membership`).
+slow and is replaced (`tfdist.callbacks.Stragglers`), or because the job shrinks. In
+this *handover*, the ranks agree through tfdistrun on the step after which the
+generation ends, so no rank has to undo a step (`tfdist.launch.membership`).
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class Generations:
         self._requests = 0
 
     def begin(self) -> None:
-        """Begins to hide failures, if `hides_failures`, and to watch for newcomers.
+        """Begins to hide failures, and to watch for newcomers and leaving ranks.
 
-        Call it once the state can be restored.
+        Failures are hidden only if `hides_failures`. With `progress`, this rank also
+        begins to handle SIGTERM. Call this method as soon as the state can be restored.
         """
         if self.is_elastic:
             if self._hides_failures:
@@ -114,8 +115,8 @@ class Generations:
         """Returns whether this rank has to enter the next generation now.
 
         Call it after each commit. If newcomers are ready, it ends the generation. If a
-        rank wants to leave, it first waits until the ranks have agreed on the last step
-        of the generation.
+        rank wants to leave, this method first waits until the ranks have agreed on the
+        last step of the generation.
         """
         notice = runtime.state.resources.get(_END_NOTICE)
         if not isinstance(notice, renewal.EndNotice) or not notice.was_asked:
@@ -268,7 +269,8 @@ class Generations:
     def _commits_unless_finished(self) -> int | None:
         """Returns the number of commits; None if this rank takes no more steps.
 
-        After `end`, returns the final number; no handover follows it.
+        After `end`, no handover takes place. The final number is then returned, because
+        None would end the generation on all ranks.
         """
         committed, total = self._progress() if self._progress is not None else (0, 0)
         return committed if committed < total or self._is_done else None

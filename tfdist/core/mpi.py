@@ -66,10 +66,10 @@ def start(placement: Placement, generation: int, deadline: float) -> None:
     if rank.value != placement.rank or size.value < placement.size:
         raise invalid(
             f"this process is rank {rank.value} of {size.value} in MPI ({version}), "
-            f"but rank {placement.rank} of {placement.size} by {placement.variables}. "
-            f"{_REMEDY}"
+            f"but rank {placement.rank} of {placement.size} according to "
+            f"{placement.variables}. {_REMEDY}"
         )
-    _log.debug("rank %d: data between hosts by %s", rank.value, version)
+    _log.debug("rank %d sends data to other hosts with %s", rank.value, version)
     _call(lambda: library.tfdist_mpi_connect(placement.size, generation), deadline)
     table = library.tfdist_mpi_messages()
     native.check(native.library().tfdist_use_messages(table))
@@ -166,7 +166,7 @@ def load_library() -> ctypes.CDLL:
         raise invalid(
             f"TFDIST_ENGINE=mpi needs {path}, which does not exist: run `make mpi` in "
             "the source folder of tfdist, with the mpicc of your MPI on the PATH "
-            f"(docs/engines.md); {LIBRARY_VARIABLE} names another file"
+            f"(docs/engines.md), or set {LIBRARY_VARIABLE} to the path of the library"
         )
     try:
         # MPI may load components later, which look up its symbols.
@@ -180,6 +180,6 @@ def load_library() -> ctypes.CDLL:
 
 def _unloadable(path: Path, error: OSError) -> RendezvousError:
     return invalid(
-        f"{path} cannot be loaded: {error}. The MPI that it was compiled against is no "
-        "longer there: load the MPI's module, or run `make mpi` again"
+        f"{path} cannot be loaded: {error}. The MPI that it was compiled against may "
+        "be missing: load the MPI's module, or run `make mpi` again"
     )

@@ -115,7 +115,7 @@ def shm_bytes() -> int:
 
 
 def window_bytes() -> int:
-    """Returns the bytes of the window from which another rank of the host reads."""
+    """Returns the size in bytes of a rank's window for each other rank of its host."""
     size = library().tfdist_window_bytes()
     if size < 0:
         raise last_error()
@@ -144,10 +144,12 @@ def start(
         host: host name of this rank, for messages.
         generation: generation number of the world.
         own_doorbell_fd: eventfd with which the other ranks of this host wake this rank.
-        links: links to all other ranks; above TFDIST_MESH_RANKS: `overlay.neighbours`.
+        links: links to all other ranks; in a job of more than TFDIST_MESH_RANKS ranks,
+            to `overlay.neighbours` only.
         hosts: host names of all ranks, for messages; default: host names in `links`.
         pids: process ids of all ranks, for messages; default: those in `links`.
-        wanted_fd: eventfd that the core signals when `take_link_requests` has some.
+        wanted_fd: eventfd that the core signals when `take_link_requests` has ranks to
+            return.
         own_window_fd: memory file from which the other ranks of this host read.
         tuning: rules of the tuning file, equal on all ranks.
         tuning_hash: hash of the tuning file, for `counters`.
@@ -269,7 +271,8 @@ def hide_failures(on: bool) -> None:
 def take_hidden() -> int:
     """Returns how many allreduces have hidden a failure since the last call.
 
-    An allreduce is counted before it returns, in all worlds of this process.
+    An allreduce is counted before it returns. The count covers all worlds of this
+    process.
     """
     return int(library().tfdist_take_hidden())
 
@@ -280,8 +283,8 @@ def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str |
     Args:
         kind: kind of the operation, such as ALLREDUCE.
         dtype: TensorFlow's number of the dtype.
-        size_bytes: total size of the request's tensors. For operations on rows, the
-            size of the rows of all ranks together.
+        size_bytes: total size of the request's tensors; for allgather, gather,
+            reduce_scatter, scatter and alltoall, of the rows of all ranks together.
         choice: name of an algorithm, or "auto"; "": the configured algorithm.
 
     Returns:
@@ -430,7 +433,8 @@ def report_blocked(moves: int, how: int, place: str) -> None:
     Args:
         moves: number of moves, from `still`, before the stacks were inspected.
         how: 0: blocked in eager calls; 1: in a `tf.function` that may still submit
-            other operations; 2: in a `tf.function`, so long that none is expected.
+            other operations; 2: in a `tf.function`, for so long that it is not expected
+            to submit any more.
         place: description of the call in which the program is blocked.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))

@@ -38,7 +38,7 @@ FLAGS = (
 )
 FRAMEWORK = "libtensorflow_framework.so.2"
 COMPILERS = ("c++", "g++", "clang++")
-_REMEDY = "Set XDG_CACHE_HOME to a folder that only you can write"
+_REMEDY = "Set XDG_CACHE_HOME to a folder to which only you can write"
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -268,8 +268,8 @@ def _check_private(*paths: Path) -> None:
         status = path.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise CompileError(
-                f"{path} belongs to user {status.st_uid} with mode "
-                f"{status.st_mode & 0o777:04o}, so that another user could have put a "
+                f"{path} belongs to user {status.st_uid} and has mode "
+                f"{status.st_mode & 0o777:04o}, so another user could have put a "
                 f"library there. {_REMEDY}"
             )
 

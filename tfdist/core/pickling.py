@@ -26,7 +26,7 @@ from tfdist.core.rendezvous import auth
 
 VARIABLE = "TFDIST_OBJECTS"
 MAC_BYTES = 32
-_PROTOCOL = 5  # supported by every Python version of tfdist
+_PROTOCOL = 5  # supported by every Python version that tfdist supports
 _own_key = secrets.token_bytes(auth.SECRET_BYTES)  # for a world of one rank
 
 
@@ -142,5 +142,5 @@ def _without_cloudpickle(error: Exception) -> str:
     text = str(error)
     # This does not match "'_thread._local' object", which no pickler supports.
     if any(word in text for word in ("local object", "lambda", "<locals>")):
-        return ". Local functions, lambdas and classes need: pip install cloudpickle"
+        return ". Lambdas and local functions or classes need: pip install cloudpickle"
     return ""

@@ -208,7 +208,7 @@ def id_of(process_set: Any) -> int:
 
 
 def members_of(process_set: ProcessSet | None) -> Sequence[int]:
-    """Returns the ranks in the job of a set's members; None: all ranks."""
+    """Returns a set's members, as ranks of the job; all ranks for None."""
     id_of(process_set)
     return range(runtime.size()) if process_set is None else process_set.ranks
 

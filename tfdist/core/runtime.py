@@ -79,7 +79,7 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
 
 
 def credentials() -> tuple[LinkCredentials | None, str]:
-    """Returns this rank's credentials (None for one rank) and IP address."""
+    """Returns this rank's credentials (None if it has no links) and IP address."""
     return state.credentials, state.address
 
 

@@ -1,4 +1,4 @@
-"""Handles SIGTERM in a rank that can hand over; a second one terminates the process."""
+"""Handles SIGTERM in a rank that can hand over; a second SIGTERM ends the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-EXIT_CODE = 128 + signal.SIGTERM  # as in a shell; "start the job again"
+EXIT_CODE = 128 + signal.SIGTERM  # as in a shell; means: start the job again
 # A single event may send several signals: a terminal that closes, `timeout`, or a batch
 # system whose signal tfdistrun also forwards.
 SAME_SIGNAL_S = 1.0

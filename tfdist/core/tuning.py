@@ -156,8 +156,8 @@ def parse(text: str, source: str, known: Collection[str] | None = None) -> Tunin
     Args:
         text: JSON, at most 64 KiB.
         source: path of the file, for messages.
-        known: "operation/algorithm" of all algorithms; None: the algorithms of the
-            core.
+        known: all algorithms, each as "operation/algorithm"; None: the algorithms of
+            the core.
 
     Raises:
         TuningError: the message names the entry, the expected and the actual value, and
@@ -187,7 +187,8 @@ def parse(text: str, source: str, known: Collection[str] | None = None) -> Tunin
             place = (lines[0].kind, lines[0].half, lines[0].hosts)
             if place in seen:
                 raise TuningError(
-                    f"rows[{index}]: a second row of this operation, hosts and types"
+                    f"rows[{index}]: expected one row for each operation, hosts and "
+                    "half_types, got a second one"
                 )
             seen.add(place)
             rules += lines
@@ -213,7 +214,7 @@ def read(path: str) -> Tuning:
             f"{VARIABLE}={path}: cannot be read: {reason}; {_REMEDY}"
         ) from None
     except UnicodeDecodeError:
-        raise TuningError(f"{VARIABLE}={path}: not a text; {_REMEDY}") from None
+        raise TuningError(f"{VARIABLE}={path}: not a text file; {_REMEDY}") from None
     return parse(text, path)
 
 

@@ -31,8 +31,8 @@ def using_snapshot() -> Iterator[None]:
 def check_not_torn() -> None:
     """Raises if an aborted step may have changed only some of the weights.
 
-    With `TFDIST_ATOMIC_STEPS=1`, the weights are not torn after a verdict of the
-    surviving ranks: every surviving rank has the weights after the committed step.
+    With `TFDIST_ATOMIC_STEPS=1`, the weights are not torn if the surviving ranks have
+    agreed on the failed rank: each of them has the weights after the committed step.
 
     Raises:
         RuntimeError: the message names the last good step and the failure.

@@ -90,7 +90,7 @@ def init(
         tfdist.TimeoutError: a rank is missing; the message names it.
         tensorflow.errors.InvalidArgumentError: an environment variable is malformed, or
             the variables of two launchers contradict each other.
-        ValueError: `timeout_s` is not a number above 0 and at most 86400.
+        ValueError: `timeout_s` is not in the range 0 < timeout_s <= 86400.
 
     Example:
         >>> import tfdist
@@ -133,12 +133,12 @@ def _connect(timeout_s: float | None) -> None:
         engines.check_unchanged()
         is_newcomer = renewal.is_newcomer(os.environ) and runtime.state.generation == 0
         runtime.state.generation += 1
-        _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
+        _log.debug("rank %d of %d: %s", placement.rank, placement.size, placement)
         if placement.size == 1 or is_newcomer:
             mesh = _single_rank_mesh(runtime.state.generation)
         else:
             child_processes.note_rank(os.environ, placement)
-            os.environ.update(allocator.settings(os.environ))  # unless tfdistrun has
+            os.environ.update(allocator.settings(os.environ))  # if not already set
             if engines.uses_mpi():
                 deadline = time.monotonic() + limit_s
                 mpi.note_world(is_well=False)  # until the ranks are connected

@@ -15,7 +15,7 @@ class BatchSchedule:
     the learning rate by k, and an epoch then has only 1/k of the steps. So where a
     schedule would divide the learning rate, multiply the batch size instead.
 
-    Pass it as `global_batch` to `tfdist.data.global_batches` or
+    Pass the schedule as `global_batch` to `tfdist.data.global_batches` or
     `tfdist.data.samples_of_step`. The order of the samples in an epoch does not depend
     on the batch size, so each sample is used at most once per epoch. Samples at the end
     of an epoch that do not fill a step are skipped.

@@ -23,7 +23,8 @@ _EVALUATE_THE_LOADER = (
     "The dataset comes from a Keras loader, which shuffles by default. Pass "
     "shuffle=False to the loader. With validation_split, shuffle=False would select "
     "different files, so write instead\n"
-    "    share = tfdist.data.shard(loaded, batch_size=...)  # loaded: its dataset\n"
+    "    loaded = keras.utils...._dataset_from_directory(...)\n"
+    "    share = tfdist.data.shard(loaded, batch_size=...)\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
 # Dataset that was marked as one rank's part (`mark`) → number of parts.

@@ -57,7 +57,9 @@ def describe(spec: Any, place: str = "element") -> list[Any]:
         kind = next(name for name, cls in _DICTS.items() if cls is type(spec))
         for key in spec:
             if type(key) not in (str, int):
-                raise TypeError(f"Expected keys of type str in {place}, got {key!r}.")
+                raise TypeError(
+                    f"Expected keys of type str or int in {place}, got {key!r}."
+                )
         inner = [describe(one, f"{place}[{key!r}]") for key, one in spec.items()]
         return [kind, list(spec), inner]
     found = f"a tensor of {spec.dtype.name}" if type(spec) is tf.TensorSpec else spec
@@ -156,9 +158,9 @@ def _memory(array: np.ndarray) -> memoryview:
 
 
 def charge(description: dict[str, Any]) -> int:
-    """Returns the bytes that a block counts for in the receiver's buffer.
+    """Returns the number of bytes that a block takes up in the receiver's buffer.
 
-    These are the bytes of the block, plus 64 for each element.
+    This is the size of the block, plus 64 bytes for each element.
     """
     return sum(description["bytes"]) + 64 * int(description["elements"])
 

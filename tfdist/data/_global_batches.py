@@ -132,7 +132,10 @@ class Source:
         data: the samples.
         batch: the global batch of each epoch, or the per-rank batch.
         is_per_rank: whether `batch` is the per-rank batch.
-        shuffle: see `global_batches`, also for the arguments below.
+        shuffle: see `global_batches`.
+        seed: see `global_batches`.
+        map_fn: see `global_batches`.
+        drop_remainder: see `global_batches`.
 
     Attributes:
         total: number of samples.

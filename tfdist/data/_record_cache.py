@@ -109,7 +109,7 @@ class Cache:
 
 
 def _is_index(data: bytes) -> bool:
-    """Returns whether a file is an index and may be replaced; it may be damaged."""
+    """Returns whether a file is an index, even a damaged one, and may be replaced."""
     if not data.startswith(_ZIP):
         return not data
     try:

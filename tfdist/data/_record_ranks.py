@@ -59,8 +59,9 @@ def agreed_paths(
             facts,
             "files",
             "the list of files",
-            "Pass the same files in the same order on all ranks; sort the list of a "
-            "folder or pattern. If each rank has different files, pass together=False.",
+            "Pass the same files in the same order on all ranks; sort names that come "
+            "from a folder or pattern. If each rank has different files, pass "
+            "together=False.",
         )
     return paths
 

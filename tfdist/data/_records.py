@@ -135,8 +135,8 @@ class Records:
         files are compared.
 
         Args:
-            files: file names, in the same order on all ranks. Sort the list of a
-                folder.
+            files: file names, in the same order on all ranks. If they come from a
+                folder, sort them.
             together: whether all ranks have the same files. If False, the lists are
                 not compared, and the ranks may have different files. Default True.
             timeout_s: seconds to wait for the slowest rank; default

@@ -268,7 +268,7 @@ class Iteration:
                 return
             if "error" in message:
                 self._set_failure(
-                    f"{self._source.description}, got an error from its dataset: "
+                    f"{self._source.description}, got an error while reading: "
                     f"{message.get('class')}: {message['error']}"
                 )
                 return

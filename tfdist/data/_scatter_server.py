@@ -33,8 +33,8 @@ PURPOSE = "read"
 _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
-_MAX_UNREAD = 16  # iterators that were created and not read, and are kept
-_MAX_SKIPPED = 10_000  # iterators in a row that were created and not read
+_MAX_UNREAD = 16  # maximum number of unread iterators that are kept
+_MAX_SKIPPED = 10_000  # maximum number of consecutive unread iterators
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -263,7 +263,7 @@ def _send_error(stream: Stream, error: Exception) -> None:
         while True:
             stream.receive()
     except (OSError, AuthenticationError) as lost:
-        _log.debug("sent an error, until: %s", lost)
+        _log.debug("the connection ended after an error was sent: %s", lost)
 
 
 def _abandon_all() -> None:

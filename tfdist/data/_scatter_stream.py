@@ -25,8 +25,8 @@ _BLOCK_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 256
 # Maximum size of an element; the other half of a block is for the lengths of strings.
 _MAX_ELEMENT_BYTES = _element_codec.MAX_BYTES // 2
-# An element that took longer to read is sent at once: reading takes longer than sending
-# a message.
+# If an element took longer than this to read, its block is sent at once, because
+# sending a message takes less time.
 _SLOW_S = 1e-3
 _MAX_DELAY_S = 0.02  # maximum time that an element waits for the next element
 _ERROR_CHARACTERS = 4000
@@ -107,7 +107,7 @@ class _Sender:
 
         Args:
             element: the tensors of the element.
-            at_once: whether to send the block in any case.
+            at_once: whether to send the block even if it is not full.
 
         Raises:
             OSError, AuthenticationError: the connection has ended.

@@ -153,7 +153,7 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
     if last > 0:
         return [batch_size] * (steps - 1) + [last]
     # If full batches would leave no sample for the last step, the second-to-last batch
-    # gives one up.
+    # is one sample smaller.
     return [batch_size] * (steps - 2) + [batch_size - 1, 1]
 
 

@@ -127,7 +127,7 @@ def is_loss(error: Exception) -> bool:
         # TensorFlow may report a different operation, which it has cancelled.
         lost = native.failure()
         ours = errors.from_core(lost) if lost is not None else None
-    # Also an EvictedError: tfdistrun decides whether an excluded rank continues.
+    # This includes EvictedError: tfdistrun decides whether an excluded rank continues.
     return isinstance(ours, errors.RankFailedError)
 
 

@@ -22,7 +22,7 @@ def variables_of(objects: Iterable[Any]) -> list[Any]:
 
     Raises:
         TypeError: an object is none of these.
-        ValueError: an object is not built, or has no variables.
+        ValueError: an object is not built, or is a metric without variables.
 
     Example:
         >>> import tensorflow as tf
@@ -73,7 +73,9 @@ def _variables_of(one: Any) -> Sequence[Any]:
 
 def _check_built(one: Any, kind: str, advice: str) -> None:
     if not one.built:
-        raise ValueError(f"Expected a built {kind}, {one.name!r} is not. {advice}")
+        raise ValueError(
+            f"Expected a built {kind}, got {one.name!r}, which is not built. {advice}"
+        )
 
 
 def _tensorflow_variable(variable: Any) -> Any:

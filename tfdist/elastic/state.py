@@ -80,7 +80,8 @@ class State:
 
     Raises:
         TypeError: an object is none of these.
-        ValueError: an object is not built, or has no variables.
+        ValueError: an object is not built or is a metric without variables, or no
+            object has variables.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -258,8 +259,9 @@ class State:
         """Commits a step: after this, the loss of a rank does not undo the step.
 
         A step that does not call `commit` is committed by the next call; until then,
-        the loss of a rank undoes it. Decide, print and write only after the call, and
-        only if it returns True: results of a step that is undone are wrong.
+        the loss of a rank undoes it. Use the results of a step (to decide, print or
+        write) only after the call, and only if it returns True: results of a step that
+        is undone are wrong.
 
         Returns:
             True if the step is committed. False if it was undone: `steps` yields its
@@ -267,8 +269,8 @@ class State:
 
         Raises:
             RuntimeError: `commit` was called outside a loop over `steps` or `batches`,
-                or twice in a step; or the objects have more variables than before the
-                loop.
+                or twice in a step; or, in an elastic job, the number of the objects'
+                variables has changed since the State was created.
             tfdist.RankFailedError: a rank was lost and the job cannot continue.
             SystemExit: with code 143: this rank leaves, or the whole job was preempted
                 (see `steps`).
@@ -298,7 +300,11 @@ class State:
         return True
 
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of committed steps, and a larger number if more follow."""
+        """Returns the numbers of committed steps and of all steps.
+
+        In a loop over `batches`, the second number only shows whether more steps
+        follow: it is then larger than the first.
+        """
         if self._batches is None:
             return self.committed, self._total
         return self.committed, self.committed + (not self._batches.is_over())
@@ -315,8 +321,8 @@ class State:
         found = len(variables_of(self._objects))
         if found != self._count:
             raise RuntimeError(
-                f"Expected the {self._count} variables that the objects of the State "
-                f"had before the loop, found {found}. Create all variables before "
+                f"Expected the {self._count} variables that the objects had when the "
+                f"State was created, found {found}. Create all variables before "
                 "State(...): build the models, layers and optimizers."
             )
 

@@ -135,7 +135,7 @@ def _cut_traced(
     """Cuts buckets in reverse list order or in the order of the lowest rank's graph.
 
     With `TFDIST_BUCKET_ORDER=traced`, the order is that of the graph. With `reverse`,
-    the lowest rank logs how much `traced` would gain: as a warning if it is much.
+    the lowest rank logs what `traced` would gain, as a warning if the gain is large.
     """
     listed = cut(None)
     is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"
@@ -161,8 +161,8 @@ def _report(found: ready_order.Comparison, group: str, early: str, late: str) ->
         "%s: of %.1f MiB of gradients, %.1f MiB are not yet reduced when the last "
         "gradient is ready. If buckets followed the order in which the traced function "
         "computes the gradients, this would be %.1f MiB (for a backward pass as long "
-        "as the reduction). Bucket %d delays most bytes, because %s waits for %s. Set "
-        "TFDIST_BUCKET_ORDER=traced to use this order, with the same results "
+        "as the reduction). Bucket %d delays the most bytes, because %s waits for %s. "
+        "Set TFDIST_BUCKET_ORDER=traced to use this order, with the same results "
         "(docs/gradients-advanced.md).",
         group,
         found.total_bytes / _MIB,

@@ -44,8 +44,8 @@ def cut_buckets(
     Args:
         sizes_bytes: size of each gradient in bytes, in the order of the gradient list.
         dtypes: dtype of each gradient, same length.
-        first_bytes: size in bytes from which on the first bucket is full.
-        bucket_bytes: size in bytes from which on any later bucket is full.
+        first_bytes: size in bytes at which the first bucket is full.
+        bucket_bytes: size in bytes at which any later bucket is full.
         fusion_bytes: maximum size of a bucket in bytes, except for a bucket with a
             single larger gradient; 0 puts every gradient into a separate bucket.
         order: all indices in the order in which the gradients are expected to become

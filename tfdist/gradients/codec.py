@@ -63,7 +63,7 @@ class Cast:
 
     References:
         Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.3 (sums of
-        half types in float32).
+        half-precision values in float32).
     """
 
     wire_type: tf.DType
@@ -84,9 +84,9 @@ class Predivided:
     """Codec that divides gradients before the reduction and multiplies them afterwards.
 
     This keeps sums within the range of the wire type. If the factor is a power of two,
-    results are bitwise identical, except for numbers that are subnormal in the wire
-    type. Only float32 and float64 gradients are divided; float16 and bfloat16 gradients
-    are unchanged, because they are added in float32.
+    the results are bitwise the same as without it, except for numbers that are
+    subnormal in the wire type. Only float32 and float64 gradients are divided; float16
+    and bfloat16 gradients are unchanged, because they are added in float32.
 
     Args:
         codec: the codec that encodes the quotient.

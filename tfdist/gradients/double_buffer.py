@@ -106,10 +106,10 @@ class DoubleBuffer:
         if present.keys() != self._stored.keys():
             raise ValueError(
                 "With double_buffering=True, the same variables need gradients in every"
-                f" step, got gradients of the variables {sorted(present)} (indices in "
-                f"the list), in earlier steps of {sorted(self._stored)}. Use a separate"
-                " optimizer, or a tape with a separate name, for each part of a model "
-                "that is trained separately, or omit double_buffering."
+                f" step, got gradients of the variables {sorted(present)} in this step "
+                f"and of {sorted(self._stored)} in earlier steps (indices in the list)."
+                " Use a separate optimizer, or a tape with a separate name, for each "
+                "part of a model that is trained separately, or omit double_buffering."
             )
         if is_weighted != self._is_weighted:
             raise ValueError(

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-_CALLS = ("PartitionedCall", "While", "If", "Case")  # suffixes of op types that call
+# Suffixes of the types of operations that call functions.
+_CALLS = ("PartitionedCall", "While", "If", "Case")
 
 
 def origins(tensor: Any) -> list[Any]:
@@ -74,7 +75,8 @@ def _function_of(graph: Any, name: str) -> Any:
 def _inside(graph: Any, tensor: Any) -> list[Any]:
     """Returns the output of a called function that `tensor` is computed from.
 
-    For a loop, returns all outputs of the function.
+    Returns all outputs of the function for a loop, or if the function and the operation
+    have different numbers of outputs.
 
     Args:
         graph: graph of the called function.

@@ -13,15 +13,16 @@ class ManualBuckets:
     """The user's choice of buckets: a number of buckets, or lists of variables.
 
     A variable in several lists belongs to the first of these lists. Variables without a
-    gradient are ignored. Variables in no list are put into buckets by bytes.
+    gradient are ignored. Variables in no list are assigned to buckets by size.
 
     Args:
         groups: maximum number of buckets, >= 1; or a list of lists of variables and
             layers. A layer or model represents all its trainable variables.
 
     Raises:
-        TypeError: an entry of a list is neither a variable nor a layer.
-        ValueError: `groups` is less than 1, or neither a number nor a list of lists.
+        TypeError: an entry of `groups` is not a list, or an entry of such a list is
+            neither a variable nor a layer.
+        ValueError: `groups` is less than 1, or neither a number nor a list.
 
     Example:
         >>> import tensorflow as tf

@@ -63,9 +63,9 @@ def advice(scale: float, batch: float) -> str:
     Example:
         >>> from tfdist.gradients.noise_scale import advice
         >>> print(advice(2560, 256))
-        gradient noise scale 2560, global batch 256: about 11.0 times the minimum of \
-steps and 1.1 times the minimum of samples; larger batches, up to about 2560, need \
-fewer steps
+        gradient noise scale 2560, global batch 256: about 11.0 times the minimum \
+number of steps and 1.1 times the minimum number of samples; larger batches, up to \
+about 2560, need fewer steps
     """
     if math.isinf(scale):
         return (
@@ -75,13 +75,14 @@ fewer steps
     steps, samples = 1 + scale / batch, 1 + (batch / scale if scale else math.inf)
     text = (
         f"gradient noise scale {scale:.0f}, global batch {batch:g}: about {steps:.1f} "
-        f"times the minimum of steps and {samples:.1f} times the minimum of samples; "
+        f"times the minimum number of steps and {samples:.1f} times the minimum number "
+        "of samples; "
     )
     if scale >= 2 * batch:
         return text + f"larger batches, up to about {scale:.0f}, need fewer steps"
     if scale > batch / 2:
         return text + "a good trade-off"
-    return text + "a smaller batch needs fewer samples in hardly more steps"
+    return text + "a smaller batch needs fewer samples and hardly more steps"
 
 
 class GradientSquares:

@@ -40,7 +40,7 @@ class ReduceOptions:
         local_variables: variables whose gradients are not reduced; None: no variables.
         scale_local_gradients: whether the gradients of local variables are multiplied
             by `local_factor`.
-        manual_buckets: buckets chosen by the user; None: buckets are cut by bytes.
+        manual_buckets: buckets chosen by the user; None: buckets are cut by size.
         gradient_predivide_factor: factor by which gradients are divided before the
             reduction and multiplied afterwards.
         xla: one of `xla.CHOICES`; "off": never reduce inside a function that XLA
@@ -49,11 +49,11 @@ class ReduceOptions:
             instead of its own (`double_buffer`).
 
     Raises:
-        ValueError: `op`, `compression`, `xla` or the predivide factor is invalid,
-            `process_set` has been removed, `scale_local_gradients` is False without
-            local variables, a predivide factor is given without an average, ADASUM is
-            used with `sparse_as_dense=False` or a number of ranks that is not a power
-            of two, or double buffering is used with ADASUM, local variables or
+        ValueError: an option has an invalid value, `process_set` has been removed,
+            `scale_local_gradients` is False without local variables, a predivide
+            factor is given although `op` is not AVERAGE, ADASUM is used with
+            `sparse_as_dense=False` or a number of ranks that is not a power of two, or
+            double buffering is used with ADASUM, local variables or
             `sparse_as_dense=False`.
         NotImplementedError: ADASUM or double buffering is used in an elastic job.
         TypeError: `process_set` is not a process set.

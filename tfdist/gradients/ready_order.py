@@ -102,7 +102,7 @@ def bytes_left(
     bytes, that all levels take equally long, and that buckets are reduced one after
     another as they become ready, so end_j = max(end_(j-1), t_j) + bytes_j. The order of
     the buckets has the largest effect in this case. With a faster network, nearly all
-    communication is hidden in any order, and with a slower network, only little is.
+    communication is hidden in any order, and with a slower network, little of it is.
 
     Args:
         buckets: for each bucket, the indices of its gradients in the list.
@@ -136,7 +136,7 @@ def bytes_left(
 class Comparison:
     """A comparison of buckets in list order with buckets in ready order.
 
-    The waiting of a gradient is measured in bytes times levels: its size times the
+    A gradient's wait is measured in bytes times levels: its size times the
     number of levels by which it is ready before the last gradient of its bucket.
 
     Attributes:
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def matters(self) -> bool:
-        """Whether ready order hides more bytes: at least 10 % of all, and 1 MiB."""
+        """Whether ready order hides at least 1 MiB and 10 % of all bytes more."""
         gain = self.listed_bytes - self.observed_bytes
         return gain >= max(self.total_bytes / 10, 1 << 20)
 

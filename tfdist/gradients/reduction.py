@@ -78,9 +78,10 @@ def reduce_gradients(
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
         InsideXlaError: XLA compiles the graph, but cannot compile this reduction
             (`xla.reduced_by_xla`).
-        ValueError: the lists differ in length, or a weight is given without an
-            average or for the variables of a model with synchronized batch
-            normalization, or a buffer is used with `TFDIST_ATOMIC_STEPS=1`.
+        ValueError: the lists differ in length, a variable has no static shape, a buffer
+            is used with `TFDIST_ATOMIC_STEPS=1`, or a weight is given although `op` is
+            not AVERAGE, `scale_local_gradients` is False, or the variables belong to a
+            model with synchronized batch normalization.
         NotImplementedError: a variable is overwritten by its gradient (float8).
     """
     runtime.check_initialized()
@@ -262,7 +263,7 @@ def _complete(
     ]
     if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
         raise xla_context.InsideXlaError(
-            "large tables are reduced by rows (not with sparse_as_dense=True)"
+            "large tables are reduced by rows (pass sparse_as_dense=True to avoid this)"
         )
     shared = [None if i in local else g for i, g in enumerate(grads)]
     known = [

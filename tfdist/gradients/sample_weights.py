@@ -71,8 +71,8 @@ def share_of(
     check = tf.debugging.Assert(
         bad_ranks == 0,
         [
-            "the weight of a batch has to be finite and at least 0; ranks with invalid "
-            "weights:",
+            "the weight of a batch has to be finite and at least 0; number of ranks "
+            "with invalid weights:",
             bad_ranks,
             "weight on this rank:",
             own,

@@ -1,4 +1,7 @@
-"""Calls the function of `hvd.elastic.run` in each generation of an elastic job."""
+"""Calls the function of `hvd.elastic.run` in each generation of an elastic job.
+
+A generation lasts until a rank is lost, joins or leaves (`tfdist.core.generations`).
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ class ElasticLoop:
     def __init__(self, state: State) -> None:
         if _state.was_called:
             raise RuntimeError(
-                "A function of hvd.elastic.run was called before. In a job started "
-                "with --min-np, call one such function once: a process that joins "
-                "later could not determine which call the other ranks are executing."
+                "A function wrapped by hvd.elastic.run was called before. In a job "
+                "started with --min-np, call only one such function, and only once: a "
+                "process that joins later could not determine which call the other "
+                "ranks are executing."
             )
         _state.was_called = True
         check_supported()
@@ -129,7 +133,7 @@ class ElasticLoop:
             raise
 
     def _share(self, newest: Newest) -> None:
-        """Decides whether the ranks sync, and with which root; equal on all ranks."""
+        """Decides, equally on all ranks, whether they sync and with which root."""
         self._newest = newest
         own = tf.constant(self._syncs or not newest.is_everywhere)
         found = collectives.allreduce(

@@ -32,7 +32,7 @@ class Found(enum.Enum):
     """Origin of gradients, as far as the graph shows it."""
 
     REDUCED = enum.auto()  # computed from the result of a reduction
-    MIXED = enum.auto()  # from both, and no gradient comes from reductions alone
+    MIXED = enum.auto()  # REDUCED and LOCAL, with no gradient from reductions alone
     LOCAL = enum.auto()  # computed on this rank, without a reduction
     UNKNOWN = enum.auto()  # e.g. read from variables, or arguments of a function
 
@@ -71,12 +71,12 @@ def find(grads: Sequence[Any]) -> Found:
     back through the inputs of operations, the values that functions capture, and the
     functions that operations call.
 
-    Gathered values count as reduced only if the gradients are computed from nothing
-    else: a loss computed from gathered labels does not reduce the gradients. Dividing
-    gradients by a reduced number does not reduce them either. Therefore, if both
-    reductions and unreduced gradients are found, the result is `REDUCED` only if at
-    least one gradient is computed from reductions and from no unreduced gradient. (The
-    remaining gradients may differ between ranks on purpose.)
+    Gathered values count as reduced only if the gradients are computed from them and
+    constants alone: a loss computed from gathered labels does not reduce the
+    gradients. Dividing gradients by a reduced number does not reduce them either.
+    Therefore, if both reductions and unreduced gradients are found, the result is
+    `REDUCED` only if at least one gradient is computed from reductions and from no
+    unreduced gradient. (The remaining gradients may differ between ranks on purpose.)
 
     Args:
         grads: the gradients of one step: tensors and `tf.IndexedSlices`.

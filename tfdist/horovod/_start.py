@@ -13,7 +13,8 @@ def start() -> None:
     """Prepares this process for a Horovod program, without importing TensorFlow.
 
     Raises:
-        RuntimeError: Horovod itself has been imported.
+        RuntimeError: Horovod itself has been imported, or `TFDIST_ENGINE=horovod`
+            selects it.
         VariableError: a Horovod variable has an invalid value.
     """
     activate()

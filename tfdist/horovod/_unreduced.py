@@ -139,8 +139,11 @@ def check_reduced(
         `tf.errors.FailedPreconditionError` when the traced step runs.
 
     Raises:
-        RuntimeError: there is more than one rank, and the gradients were not reduced.
+        RuntimeError: there is more than one rank, and the gradients were not reduced
+            (except in the optimizer's first step), or `hvd.init()` was not called.
         tfdist.MismatchError: in eager mode, the ranks' weights have drifted apart.
+        NotImplementedError: XLA compiles the step, and the gradients' origin is
+            unknown.
     """
     if variables is None:
         variables = getattr(optimizer, "_trainable_variables", ())
@@ -229,9 +232,9 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
     return (
         f"{name} takes a step with gradients that were not reduced over the {size} "
         "ranks: each rank would train independently. Write hvd.DistributedOptimizer("
-        f"keras.optimizers.{name}(...)) before model.compile(...), or use the "
-        "gradients of hvd.DistributedGradientTape(tape).gradient(...), wrapped "
-        "before they are computed, or reduce each gradient with "
+        f"keras.optimizers.{name}(...)) before model.compile(...), or compute the "
+        "gradients with hvd.DistributedGradientTape(tape).gradient(...), or reduce "
+        "each gradient with "
         "hvd.allreduce(gradient). For variables that should differ between the ranks: "
         "hvd.PartialDistributedOptimizer(optimizer, local_layers=layers, "
         "scale_local_gradients=False). Only the first step of an optimizer may use "

@@ -43,8 +43,8 @@ def warn_unused_device(parameter: str, device: str) -> None:
     """
     if device:
         warn_once(
-            f"{parameter}={device!r} is not needed: gradients and variables are "
-            "reduced in host memory, wherever they are computed. Omit it."
+            f"{parameter}={device!r} is not needed: gradients are reduced, and "
+            "variables broadcast, in host memory, whatever their device. Omit it."
         )
 
 

@@ -2,7 +2,7 @@
 
 `_standalone.py exec LAUNCHER_PID PROCESSORS COMMAND...` prepares the process of a rank,
 and then replaces itself with the rank's command. The launcher cannot prepare the
-process between fork and exec, because a program with threads may do very little there.
+process between fork and exec, where a program with threads can do little safely.
 
 `_standalone.py guard JOB_TAG` outlives a launcher that was killed, and then kills the
 ranks' processes. Its standard input is a pipe from the launcher. Each line contains the
@@ -96,7 +96,7 @@ class Groups:
         self._rest = b""
 
     def read(self, data: bytes) -> None:
-        """Adds groups: `data` are lines with their numbers, possibly incomplete."""
+        """Adds groups; `data` has a number per line, and may end within a line."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._numbers.update(map(int, lines))
 

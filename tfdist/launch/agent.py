@@ -101,12 +101,12 @@ class Agent:
         self._told_s = 0.0
         self._finished = False  # tfdistrun has sent "finish"
         self._code = 0  # exit code of the job
-        self._children_end_s = 0.0  # how long children may run when the job is finished
+        self._children_end_s = 0.0  # until when children may run after "finish"
         self._signalled_s = 0.0  # time of a signal that ends this process; 0: none
         self._signal = 0  # number of that signal
         self._has_everyone = False  # the same signal was sent to the whole job
-        # Whether exits of ranks are not reported, so that tfdistrun takes the ranks as
-        # lost, with their host: tfdistrun has not requested their end.
+        # Whether exits of ranks are not reported, because tfdistrun did not request
+        # them. It then treats the ranks as lost, together with their host.
         self._silent = False
         self._held: list[dict[str, Any]] = []  # exits of ranks that are not reported
         self._ended = False
@@ -153,7 +153,7 @@ class Agent:
 
     @property
     def has_finished(self) -> bool:
-        """Whether tfdistrun ended the job, and not a lost connection or a signal."""
+        """Whether tfdistrun, and not a lost connection or a signal, ended the job."""
         return self._finished
 
     @property
@@ -232,7 +232,7 @@ class Agent:
         elif number not in ENDING:
             self._loop.signal(number)
         elif self._signalled_s and self._loop.is_repeated():
-            self._has_everyone = True  # a batch system has signalled tfdistrun too
+            self._has_everyone = True  # a batch system has signaled tfdistrun too
             self._silent = False
             while self._held:
                 self._say(**self._held.pop(0))
@@ -401,7 +401,7 @@ class Agent:
         self._loop.forget(self._connection.reading)  # later messages have no effect
         if self._guard is None:
             return
-        # If the connection is lost, tfdistrun takes its ranks as lost.
+        # If the connection is lost, tfdistrun treats the ranks of this host as lost.
         self._silent = self._silent or not self._is_orderly
         self._loop.end_leftovers(self._step)
         self._guard.dismiss()

@@ -48,7 +48,7 @@ def rank_environ(
 
 
 def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Changes to the job's folder and checks everything that the ranks will need.
+    """Enters the job's folder, and checks everything that the ranks will need.
 
     Returns:
         Warnings.

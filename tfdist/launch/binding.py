@@ -1,4 +1,7 @@
-"""Assigns CPUs to the ranks of a host (--bind-to); all but `here` is pure."""
+"""Assigns CPUs to the ranks of a host (--bind-to).
+
+All functions except `here` are pure.
+"""
 
 from __future__ import annotations
 
@@ -168,8 +171,8 @@ def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> li
         most = max(threads, key=lambda rank: threads[rank])
         found.append(
             f"rank {fewest} will have {threads[fewest]} TensorFlow threads, rank "
-            f"{most} {threads[most]}: results of the same computation may differ in "
-            f"their last bits, and the slowest rank sets the pace; -x {THREADS}="
-            f"{threads[fewest]} makes them equal"
+            f"{most} will have {threads[most]}: results of the same computation may "
+            "differ in their last bits, and the slowest rank sets the pace; "
+            f"-x {THREADS}={threads[fewest]} makes the numbers of threads equal"
         )
     return found

@@ -159,7 +159,7 @@ class SealedConnection(AgentConnection):
     """A TCP connection whose messages carry a MAC; the handshake is complete.
 
     A message is a length (4 bytes, big endian) followed by that many bytes: the MAC,
-    which also counts the messages, and at most 256 KiB of data.
+    which also covers the message's sequence number, and at most 256 KiB of data.
 
     Args:
         sock: the socket, which the connection owns.
@@ -200,7 +200,10 @@ class SealedConnection(AgentConnection):
         while len(self._arrived) >= _LENGTH_BYTES:
             length = int.from_bytes(self._arrived[:_LENGTH_BYTES], "big")
             if length > MAC_BYTES + _MOST_SEALED_BYTES:
-                raise ConnectionError(f"a message of {length} bytes arrived")
+                raise ConnectionError(
+                    f"expected at most {MAC_BYTES + _MOST_SEALED_BYTES} bytes in a "
+                    f"message, got {length}"
+                )
             end = _LENGTH_BYTES + length
             if len(self._arrived) < end:
                 break

@@ -1,6 +1,6 @@
 """Gives newcomers that are not needed yet a smaller share of the CPUs.
 
-A spare that starts, above all its import of TensorFlow, would slow the ranks down.
+Spares that start would slow the ranks down, above all while they import TensorFlow.
 Linux divides the CPUs between sessions (`setsid`) if its *autogroups* are enabled: see
 sched(7), "The autogroup feature". A session with a larger nice value gets a smaller
 share, and gives way to the others at once. Unlike the nice value of a process, that of
@@ -17,7 +17,7 @@ BACKGROUND_NICE = 10
 
 
 class CpuShares:
-    """Sets the nice values of sessions, each of which one process leads.
+    """Sets the nice values of sessions, each identified by its leader's process ID.
 
     Args:
         proc: folder of the proc file system.
@@ -50,7 +50,7 @@ class CpuShares:
     def retry(self) -> None:
         """Sets the values that could not be set yet; call this about every second.
 
-        Without privileges, Linux accepts ten changes a second, of all users together.
+        Linux accepts at most ten changes a second from all unprivileged users together.
         """
         for pid, nice in list(self._wanted.items()):
             try:

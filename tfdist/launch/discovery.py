@@ -42,7 +42,7 @@ def hosts_of(text: str, script: str) -> list[Host]:
 
     Args:
         text: the output: lines `host:slots` or `host` (one slot). The slots of a host
-            that is named twice are added.
+            that is named twice are added up.
         script: the script, for messages.
 
     Raises:
@@ -105,8 +105,8 @@ class HostDiscovery:
 
         Args:
             report: function that is called on that thread: with the hosts, if these or
-                their slots have changed, or with a `DiscoveryError` whose kind differs
-                from that of the last one.
+                their slots have changed, or with a `DiscoveryError`, unless the run
+                before failed with the same `kind`.
         """
 
         def run() -> None:

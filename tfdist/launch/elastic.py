@@ -110,7 +110,7 @@ class ElasticJob:
         self._has_begun = False
         self._has_ended = False
         self._is_preempting = False  # tfdistrun got SIGTERM
-        self._is_connecting = False  # the newest generation has been formed, not begun
+        self._is_connecting = False  # a generation has been formed, but has not begun
 
     @property
     def wake_fd(self) -> int:
@@ -136,7 +136,7 @@ class ElasticJob:
         return member in self._membership.left
 
     def attach(self, processes: Processes, hosts: HostPool) -> None:
-        """Sets the objects that start and kill processes, and that know the hosts.
+        """Sets the objects that start and kill processes, and that manage the hosts.
 
         Call this before any other method.
         """
@@ -419,8 +419,8 @@ class ElasticJob:
                 self._store.set(key, {"dismissed": True})
             case AskStep(generation):
                 self._store.set(ask_step_key(generation), True)
-                # After SIGTERM to the job, a program without handover saves and exits
-                # by itself.
+                # After SIGTERM to the job, a program that does not hand over at an
+                # agreed step saves and exits by itself.
                 if not self._is_preempting:
                     self._store.set(change_key(generation), True)
             case EndAt(generation, committed):

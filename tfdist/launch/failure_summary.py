@@ -27,7 +27,7 @@ class RankEnd:
         tail: last lines of the rank's output.
         tail_is_shown: whether `tail` is among the last lines on the screen.
         host: name of the host on which the rank ran.
-        lost: how the host was lost, which makes the exit code unknown; otherwise "".
+        lost: how the host was lost; the exit code is then unknown. "" if it was not.
     """
 
     rank: int

@@ -174,7 +174,10 @@ class HostPool:
         return binding.of_slot(self._bound[slot.host], slot.index)
 
     def _by_rank(self) -> dict[int, tuple[int, Sequence[int]]]:
-        """Returns host and CPU IDs of each slot, by its rank if all slots are used."""
+        """Returns the host and CPU IDs of each slot, by rank.
+
+        The ranks are those of a job that uses all slots.
+        """
         pairs = [
             (host, them) for host in sorted(self._bound) for them in self._bound[host]
         ]

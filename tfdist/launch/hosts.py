@@ -130,7 +130,7 @@ def parse_list(text: str) -> list[Host]:
 
     Args:
         text: hosts with their slots (default 1), separated by commas. The slots of a
-            host that is named twice are added, as in Open MPI.
+            host that is named twice are added up, as in Open MPI.
 
     Raises:
         HostsError: an entry is malformed.

@@ -50,8 +50,8 @@ class Plan:
         hosts: the hosts.
         places: places of the ranks with which the job starts.
         max_size: largest number of ranks that the job can have.
-        slots: the slots of these ranks, followed by free slots. An elastic job uses a
-            free slot when it grows, or when a host was lost.
+        slots: the slots of the ranks in `places`, followed by free slots. An elastic
+            job uses a free slot when it grows, or when a host was lost.
         bound: CPU IDs of each slot of this machine, by its index in `hosts`.
         can_get_hosts: whether other hosts may be added while the job runs.
     """
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def local_hosts(self) -> list[int]:
-        """Index of this machine in a list; empty if the job has no slots here."""
+        """List with the index of this machine; empty if the job has no slots here."""
         return [host for host in self.used if self.hosts[host].is_local]
 
     @property
@@ -151,7 +151,7 @@ class _Streams:
         return cls(screen, screen if shared else output.Screen(err))
 
     def terminal_columns(self, own: output.RankOutput) -> int | None:
-        """Returns the width of the terminal for rank 0; None for a pipe."""
+        """Returns the width of the rank's terminal; None if it writes to a pipe."""
         if own.rank != 0 or not self.stdout.sink.is_terminal:
             return None
         return shutil.get_terminal_size().columns - len(own.prefix(color=False))

@@ -9,9 +9,9 @@ sends a *request* for its place in the next generation. The first request opens 
 request or exited. Therefore no member can still run steps of a generation when the next
 one is formed.
 
-A *newcomer* is a process that was started to replace a lost member, or because the job
-grows, and has no place in a generation yet. It prepares itself (imports and traces),
-and sends a request when it is ready.
+A *newcomer* is a process that was started later: to replace a member, because the job
+grows, or as a spare. It has no place in a generation yet. It prepares itself (imports
+and traces), and sends a request when it is ready.
 
 A member that gets SIGTERM wants to *leave*. The generation then ends after a step that
 all its members have committed (see `membership_handover`), and the member is dismissed
@@ -30,8 +30,8 @@ newcomer is ready to take its place. If that newcomer was started because the jo
 one more newcomer is started. If the job shrinks before a newcomer is ready, the slow
 member is the first to leave, and is not replaced.
 
-A host may be lost (`Membership.set_room`). The job then has at most as many members as
-the remaining hosts have slots, except for members that are already running.
+A host may be lost (`Membership.set_room`). The number of slots on the remaining hosts
+then limits the number of members, but members that are already running may stay.
 
 This module only decides. It has no clock, threads, sockets or processes: times are
 arguments, and decisions are returned as actions, which tfdistrun carries out.
@@ -57,9 +57,8 @@ class Membership(Decisions):
 
     Args:
         size: number of members at the start, and the largest size of a generation until
-            `resize` changes it. The largest size falls by one when a member exits with
-            code 0, unless the job is shrinking: such a member has finished, and is not
-            replaced.
+            `resize` changes it. A member that exits with code 0 has finished, and is
+            not replaced: the largest size falls by one, unless the job is shrinking.
         min_size: smallest size of a generation. If fewer members are left, the job
             waits for replacements. If replacements cannot make them enough, the job
             stops.
@@ -77,7 +76,7 @@ class Membership(Decisions):
         leave_limit_s: time limit in seconds for a member to exit after it got SIGTERM,
             or after the last generation of a preempted job was formed. A member that
             exceeds it is killed. For a slow member, the limit is `round_limit_s`.
-        replace_every_s: minimum of seconds between two replacements of slow members.
+        replace_every_s: minimum seconds between two replacements of slow members.
 
     Attributes:
         restarts: number of processes that were started in place of lost processes.
@@ -115,10 +114,10 @@ class Membership(Decisions):
 
         A second request for the same generation replaces the first. A request is
         ignored if its sender is unknown or has exited, since nobody waits for an
-        answer; if its sender was killed, since that process will exit in any case; or
-        if it is for an earlier generation, since requests for that generation have been
-        answered. A request for a generation in which its sender has no place is
-        refused.
+        answer; if its sender was killed or dismissed, since that process will exit in
+        any case; or if it is for an earlier generation, since requests for that
+        generation have been answered. A request for a generation in which its sender
+        has no place is refused.
         """
         member = request.member
         if member not in self._live or member in self._killed | self.left:
@@ -157,7 +156,8 @@ class Membership(Decisions):
                 self._losses += 1
             else:
                 self._is_ending = True
-                # Otherwise the job is shrinking, and one fewer member has to leave.
+                # If enough members remain, the job is shrinking: the size stays, and
+                # one member fewer has to leave.
                 if len(self._members()) < self._target():
                     self._size = self._target() - 1
             if any(other not in self._requests for other in self._members()):
@@ -190,8 +190,8 @@ class Membership(Decisions):
         if self._is_over() or is_ending:
             return []
         size = min(max(room, self._min_size), self._max_size)
-        # At least min_size, but not above the current room: a lost host's slots are
-        # gone.
+        # The room stays at least min_size, unless it is below min_size already, since
+        # the slots of a lost host are gone.
         room = max(room, min(self._room, self._min_size))
         is_more = size > self._size or room > self._room
         if is_more or not self._unwanted.issuperset(unwanted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# No newcomers are started after this many, in a row, exited before they were ready.
+# No more newcomers are started after this many in a row exited before becoming ready.
 START_FAILURES = 3
 
 
@@ -36,8 +36,8 @@ class Start:
 
     Attributes:
         member: member number of the newcomer.
-        in_background: whether it gets a smaller share of the CPUs than the ranks until
-            `Prioritize`, and for at most a minute, since no place is vacant for it.
+        in_background: whether it gets a smaller share of the CPUs than the ranks, since
+            no place is vacant for it. `Prioritize` ends this after at most a minute.
     """
 
     member: int
@@ -48,7 +48,7 @@ class Start:
 class Prioritize:
     """Give a newcomer the same share of the CPUs as the ranks.
 
-    It is needed now, or has started in the background for a minute.
+    It is needed now, or has been in the background for a minute.
     """
 
     member: int

@@ -85,7 +85,7 @@ class Decisions(MembershipState):
         return actions
 
     def _prioritize(self, now_s: float) -> list[Action]:
-        """Moves newcomers out of the background that are needed, or preparing long."""
+        """Takes newcomers out of the background once needed, or after a minute."""
         needed = {*self._needed_newcomers(), *self._ranks}
         found = [
             member

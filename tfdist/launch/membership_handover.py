@@ -23,7 +23,7 @@ class Handovers:
     Attributes:
         deadlines_s: member → time by which it must have exited. The members are those
             that got SIGTERM, are replaced because they are slow, or were dismissed.
-        limits_s: member → seconds from the start of its time limit to the deadline.
+        limits_s: member → time limit in seconds that led to its deadline.
         slow: members that leave because they are slow, and not after SIGTERM.
         dismissed: members that have left; their processes may still be running.
     """
@@ -45,7 +45,7 @@ class Handovers:
             self._set_limit(member, now_s, self._limit_s)
 
     def leave_as_slow(self, member: int, now_s: float, limit_s: float) -> None:
-        """Lets a slow member leave, unless it leaves already.
+        """Lets a slow member leave, unless it is already leaving.
 
         Args:
             member: number of the member.

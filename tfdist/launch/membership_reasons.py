@@ -58,8 +58,8 @@ def failed_at_end(generation: int, failed_ranks: Sequence[int]) -> str:
 def state_lost(generation: int) -> str:
     """Describes a generation whose live members have not received the state."""
     return (
-        "all ranks that had the state of the training ended before generation "
-        f"{generation} was connected; the ranks that are left have not received it. "
+        f"all ranks that had the training state exited before generation {generation} "
+        "was connected; the ranks that are left have not received the state. "
         f"{_FIND}{_RESUME}"
     )
 

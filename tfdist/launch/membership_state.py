@@ -110,7 +110,7 @@ class MembershipState:
         self._requests: dict[int, Request] = {}
         self._opened_s: float | None = None  # None: no round is open
         self._unready: set[int] = set()  # live newcomers that have not become ready
-        # Newcomers in the background → when this ends, even if they are not needed.
+        # Newcomer → time at which it leaves the background even if it is not needed.
         self._background: dict[int, float] = {}
         # Time by which a newcomer must be ready, a member that was reported as failed
         # must have sent its request, or a refused process must have exited.
@@ -123,9 +123,9 @@ class MembershipState:
         self.preempted = False
         self._is_saved = False  # all members of a preempted job have ended
         self.restarts = 0
-        # A newcomer's number is larger than any rank that its program may see. While it
-        # prepares, the program never sees itself as rank 0; in a job of one rank, it
-        # sees a size of 2.
+        # A newcomer's number is larger than any rank that its program may see. Until it
+        # joins, its program never runs as rank 0: in a job of one rank, it runs as
+        # rank 1 of 2.
         self._next_member = max(max_size, 2)
         self.start_failures = 0
         self.program = ""
@@ -230,7 +230,7 @@ class MembershipState:
         return sorted(self._unready - gone)
 
     def _needed_newcomers(self) -> list[int]:
-        """Returns the newcomers that can take vacant places first."""
+        """Returns the newcomers that are next in line for the vacant places."""
         return [*self._ready(), *self._preparing()][: self._vacancies()]
 
     def _is_open(self) -> bool:
@@ -360,7 +360,7 @@ class MembershipState:
         return min(self._target(), there + starts)
 
     def _must_end(self) -> bool:
-        """Returns whether the members save and exit, and form no further generation."""
+        """Returns whether the next generation is the last, in which members save."""
         if self._is_preempting or self.preempted:
             return True
         leaving = len(self._leaving())

@@ -420,9 +420,9 @@ def _add_binding(made: argparse.ArgumentParser) -> None:
         dest="bind_to",
         choices=KINDS,
         default=KINDS[0],
-        help="processors that each rank may use: all of its host (none, the default), "
-        "one core, one NUMA node or socket, or an equal share, which is best "
-        "for TensorFlow on CPUs (slice). See docs/binding.md",
+        help="processors that each rank may use: all of its host (none, the default); "
+        "those of one core, NUMA node or socket (core, numa, socket); or an equal "
+        "share (slice), which is best for TensorFlow on CPUs. See docs/binding.md",
     )
     made.add_argument(
         "--report-bindings",

@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def first_failure(self) -> RankEnd | None:
-        """The rank that failed first, except by the signal; None if no rank failed."""
+        """The rank that failed first; None if none failed, or if `signal` ended it."""
         first = failure_summary.first_failure(self.unexpected_ends)
         if first is not None and self.signal is not None:
             forwarded = (0, -self.signal, 128 + self.signal)

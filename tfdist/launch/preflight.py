@@ -109,8 +109,9 @@ def check(
     files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
     if files < need:
         found.errors.append(
-            f"{world} ranks need {need} open files each, but the limit is {files}; "
-            f"raise it (ulimit -Hn {need}, as the administrator), or start fewer ranks"
+            f"{world} ranks need up to {need} open files per process, but the limit is "
+            f"{files}; raise it (ulimit -Hn {need}, as the administrator), or start "
+            "fewer ranks"
         )
     stack = raised_limit(resource.RLIMIT_STACK, _STACK_BYTES, _GOOD_STACK_BYTES)
     if stack < _STACK_BYTES:

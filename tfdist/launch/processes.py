@@ -181,8 +181,9 @@ class Guard:
 
 # ---- processes that do not belong to the job ----
 
-# Process IDs of those that are running. The lock ensures that a process is listed here
-# before `reap_orphans` can see that it has exited: reaping it would lose its exit code.
+# Process IDs of such processes that are running. The lock ensures that a process is
+# listed here before `reap_orphans` can see that it has exited: reaping it would lose
+# its exit code.
 _outsiders: set[int] = set()
 _outsiders_lock = threading.Lock()
 
@@ -306,7 +307,7 @@ def kill_all(
             objects.
 
     Returns:
-        Processes that still exist (in the kernel) after 3 s.
+        Processes that still exist after 3 s, since they are blocked in the kernel.
     """
     own = {*excluded_pids, *waited_pids}
     deadline = time.monotonic() + _KILL_LIMIT_S

@@ -132,7 +132,8 @@ class RankLoop:
             unfinished: function that is called before each step.
             limit_s: time limit in seconds.
             step: function that runs one step, which lasts at most until a given time.
-            extended_by_pauses: whether time does not count while the loop is paused.
+            extended_by_pauses: whether time during which the loop is paused is added to
+                the limit.
         """
         deadline = time.monotonic() + limit_s
         while unfinished() and (begin_s := time.monotonic()) < deadline:

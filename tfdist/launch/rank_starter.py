@@ -126,8 +126,8 @@ class RankStarter:
             complain(f"{name} cannot be started: no host is left")
             return False
         # Before a newcomer has joined, its program must not run as rank 0, which writes
-        # files. `local_rank` may choose the device: it is that of the lost rank, or of
-        # a free slot.
+        # files. `local_rank` is the newcomer's slot (that of the lost rank, or a free
+        # slot), since the program may choose its device by it.
         plan = self._job.plan
         rank = min(slots.position(slot), plan.max_size - 1)
         size = max(len(plan.places), rank + 1, slot.index + 1, 2)
@@ -195,7 +195,7 @@ class RankStarter:
         self._supervisor.kill(member)
 
     def formed(self, ranks: Mapping[int, int]) -> None:
-        """Stores the members of a new generation, and their ranks."""
+        """Gives the members of a new generation their ranks."""
         self._supervisor.formed(ranks)
 
     def end_job(self) -> None:

@@ -302,7 +302,7 @@ class RemoteHost:
         elif event == "signalled":
             self._save_ends_s = time.monotonic() + self._job["signal_grace_s"]
             self.is_leaving = True
-            if self.connection.errors is None:  # otherwise the agent says so there
+            if self.connection.errors is None:  # else its stderr shows the reason
                 name = signal_name(int(message["number"]))
                 self._end_reason = f"tfdistrun was ended by {name} there"
         elif event == "started":

@@ -54,7 +54,7 @@ def run(
             that cannot be pickled (the message contains the traceback of the first
             exception); a rank was killed; or this process is a rank itself.
         TypeError: the function or an argument cannot be pickled.
-        ValueError: `np` is below 1.
+        ValueError: `np` is not an integer of at least 1.
 
     Example:
         >>> import tfdist
@@ -63,7 +63,8 @@ def run(
     """
     if isinstance(np, bool) or not isinstance(np, int) or np < 1:
         raise ValueError(
-            f"Expected np, the number of ranks, to be at least 1, got {np!r}."
+            "Expected np, the number of ranks, to be an integer of at least 1, got "
+            f"{np!r}."
         )
     if "TFDIST_RANK" in os.environ:
         raise RuntimeError(
@@ -152,7 +153,7 @@ def finish(module: str, words: Sequence[str], *, is_echoed: bool = False) -> int
             that a notebook shows it in the cell. Otherwise, the launcher writes to this
             process's standard output and error.
     """
-    job = subprocess.Popen(  # noqa: S603  a Python of the user's, no shell
+    job = subprocess.Popen(  # noqa: S603 - the user's Python, no shell
         [sys.executable, "-m", module, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(_own_path())},
         stdout=subprocess.PIPE if is_echoed else None,

@@ -155,7 +155,7 @@ def _members(groups: Collection[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class _Treatment:
-    """How a process handles one signal; by default if both flags are False."""
+    """How a process handles one signal; with the default action if both are False."""
 
     ignores: bool
     expects: bool  # it has a handler, or its first thread has the signal blocked

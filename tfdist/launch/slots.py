@@ -83,8 +83,8 @@ class Slots:
     def take(self, member: int, running: Collection[int]) -> Slot | None:
         """Chooses a slot for a new process: the first free slot.
 
-        If no slot is free, the last slot of a host is chosen: of the host whose number
-        of processes exceeds its number of slots by the least.
+        If no slot is free, it is the last slot of the host whose number of processes
+        exceeds its number of slots by the least.
 
         Args:
             member: number of the new process.

@@ -251,7 +251,7 @@ class Supervisor:
         self._check_sinks()
 
     def _run_while(self, unfinished: Callable[[], bool], limit_s: float) -> None:
-        """Runs the loop; while the reader of the output pauses, no time counts."""
+        """Runs the loop; pauses of the reader of the output extend the time limit."""
         self._loop.run_while(unfinished, limit_s, self._step, extended_by_pauses=True)
 
     def _check_sinks(self) -> None:
@@ -361,7 +361,7 @@ class Supervisor:
         if remote.state == "closed":
             return
         lines = remote.read_said()
-        # Before the host runs, the lines are kept for the message if it fails.
+        # Before its ranks start, the lines are kept for the message if the host fails.
         for line in lines if remote.state == "running" else ():
             self._stderr.print(f"[{remote.host.name}] {line}".encode())
         if not lines and remote.connection.errors is not None:
@@ -407,7 +407,7 @@ class Supervisor:
                 self._enter(_Phase.SIGNALLED, self._signal_grace_s)
             elif self._phase is _Phase.SIGNALLED and self._loop.is_repeated():
                 continue
-            else:  # a second signal ends immediately
+            else:  # a second signal kills the job at once
                 self._enter(_Phase.KILLING, 1.0)
                 self._kill()
 
@@ -436,9 +436,9 @@ class Supervisor:
         if members:
             ranks = sorted(self._outputs[member].rank for member in members)
             complain(
-                f"not ended within {self._signal_grace_s:g} s of the signal, and "
-                f"killed now: {numbers(ranks)}; what they had not "
-                "saved is lost. Give them more time with --signal-grace-s"
+                f"still running {self._signal_grace_s:g} s after the signal, and "
+                f"killed now: {numbers(ranks)}; unsaved work is lost. Give the ranks "
+                "more time with --signal-grace-s"
             )
 
     def _signal_ranks(self, number: int) -> None:

@@ -94,7 +94,7 @@ def synchronized_moments(
                 process_set=process_set,
             )
             d_mean, d_variance = summed[:channels], summed[channels:]
-            # Without slack, the centre is the mean. With slack, the variance is not
+            # Without slack, `centre` is the mean. With slack, the variance is not
             # minimal at the mean, so the variance also depends on the mean.
             centre = mean + offset * share
             slope = tf.math.divide_no_nan(2.0 * d_variance, count + slack)
@@ -159,7 +159,7 @@ def _if_any(count: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 def _along(vector: tf.Tensor, x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns the vector, shaped to be broadcast along dimension `axis` of `x`."""
+    """Returns the vector, reshaped to lie along dimension `axis` of `x`."""
     shape = [1] * len(x.shape)
     shape[axis] = -1
     return tf.reshape(vector, shape)

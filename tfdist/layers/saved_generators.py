@@ -35,7 +35,7 @@ def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
     """Returns the states in a file; None if the file contains no states.
 
     Raises:
-        ValueError: the states in the file are damaged.
+        ValueError: the file cannot be read, or the states in it are damaged.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -51,7 +51,7 @@ def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
 
 
 def set_states(model: keras.Model, states: list[list[int]] | None) -> bool:
-    """Restores the states of this rank's generators, if there are equally many.
+    """Restores the states of this rank's generators, if their number matches.
 
     Returns:
         Whether the states were restored.

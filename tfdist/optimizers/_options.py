@@ -28,7 +28,7 @@ def number(
 
 
 def fraction(name: str, value: Any, *, below_one: bool = False) -> float:
-    """Returns the value as a float from 0 to 1, or below 1."""
+    """Returns the value as a float in [0, 1], or in [0, 1) if `below_one`."""
     found = number(name, value, at_least=0)
     if found > 1 or (below_one and found == 1):
         expected = "of at least 0 and below 1" if below_one else "from 0 to 1"

@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="tfdist timeline",
         description="Merges the files rank-N.jsonl of TFDIST_TIMELINE=DIR "
         "into DIR/trace.json, which https://ui.perfetto.dev opens. tfdist merges them "
-        "automatically when all ranks end normally on one host or share the folder. "
+        "automatically when all ranks end normally, if they run on one host or share "
+        "the folder. "
         "Run this command after a crash, or for files copied from several hosts.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR")

@@ -126,7 +126,7 @@ def _check_supported(optimizer: Any) -> None:
         if isinstance(one, schedule_free):
             raise ValueError(
                 "DistributedOptimizer(op=tfdist.ReduceOp.ADASUM) does not support "
-                "ScheduleFreeAdamW, whose slots are weights of their own. Use a "
+                "ScheduleFreeAdamW, whose slots include a second set of weights. Use a "
                 "different optimizer, or op=tfdist.ReduceOp.AVERAGE."
             )
     if gated():

@@ -256,8 +256,8 @@ def _counted(function: str, batched: tf.data.Dataset) -> int:
     """Returns the number of batches; reads all data if the number is unknown.
 
     Keras also needs this number. At the end of data of unknown length, Keras runs one
-    more step without data. Operations of this step that need no data still run, such as
-    the count of batches for the loss of one of several outputs.
+    more step without data. Operations of this step that do not use data still run,
+    for example those that count batches for the losses of a model with several outputs.
     """
     count = int(batched.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:

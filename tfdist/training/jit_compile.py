@@ -365,8 +365,8 @@ def _warn_not_compiled(step: Any, reason: Exception) -> None:
     if runtime.rank() == 0:
         name = getattr(step, "__qualname__", "the training step")
         why = (
-            "it uses operations of tfdist (a DistributedGradientTape, or UnevenData "
-            "without weighted=False, for example)"
+            "it uses operations of tfdist (for example a DistributedGradientTape, or "
+            "UnevenData unless weighted=False)"
             if isinstance(reason, xla_context.InsideXlaError)
             else str(reason)
         )

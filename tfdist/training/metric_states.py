@@ -134,7 +134,7 @@ def _keras_class(metric: keras.metrics.Metric) -> type | None:
 
 
 def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
-    """Returns the rule of each variable by its id; the key "all": of other variables.
+    """Returns the rule of each variable by id; the key "all" is for other variables.
 
     An attribute named in `tfdist_merge` may hold a list or a dict of variables.
     """
@@ -163,8 +163,8 @@ def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
 def _refusal(metric: keras.metrics.Metric, what: str) -> str:
     kind = type(metric).__name__
     return (
-        f"The metric {metric.name!r} ({kind}) does not define how {what} of several "
-        "ranks are combined; only the states of Keras classes are known to be sums. "
+        f"The metric {metric.name!r} ({kind}) does not define how to combine {what} "
+        "across ranks; only the states of Keras classes are known to be sums. "
         f"Derive it from keras.metrics.Mean or Sum, or add to the class {kind}:\n"
         f'    {ATTRIBUTE} = "sum"  # all its states start at 0 and are added to\n'
         "or a rule for each state, by the name of its attribute:\n"

@@ -51,7 +51,8 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
         trained = one._trainable_variables
         places = [i for i, v in enumerate(trained) if identity(v) in wanted]
-        no_slots = set(map(identity, trained))  # other lists hold variables
+        # Some lists hold the trained variables themselves, which are not slots.
+        no_slots = set(map(identity, trained))
         for value in vars(one).values():
             if not isinstance(value, list | tuple) or len(value) != len(trained):
                 continue

@@ -246,9 +246,9 @@ class Reducing(ReducesUpdates):
         for one in self._inner_optimizers:
             if one.gradient_accumulation_steps:
                 raise ValueError(
-                    f"weight was given to a MultiOptimizer whose {one.name!r} has "
-                    "gradient_accumulation_steps, so it would add up means of steps "
-                    "with different weights. Omit weight or "
+                    "weight was given to a MultiOptimizer whose optimizer "
+                    f"{one.name!r} has gradient_accumulation_steps, so it would add "
+                    "up means of steps with different weights. Omit weight or "
                     "gradient_accumulation_steps."
                 )
 
@@ -277,7 +277,7 @@ class Reducing(ReducesUpdates):
         return list(self._trainable_variables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the state; raises if the weights are torn."""
+        """Saves the state; raises if weights may be torn, i.e. only partly updated."""
         check_not_torn()
         super().save_own_variables(store)  # type: ignore[misc]
 
@@ -303,10 +303,10 @@ class Reducing(ReducesUpdates):
         # for which the others wait. (The constructor sets `built` after the factor.)
         if name == "loss_scale_factor" and value is None and "built" in vars(self):
             raise ValueError(
-                "loss_scale_factor of a tfdist optimizer was set to None, as by a "
-                "MultiOptimizer or a LossScaleOptimizer around it. (model.compile adds "
-                "a LossScaleOptimizer under the policy mixed_float16.) The reduction "
-                "has to be outermost. Use "
+                "loss_scale_factor of a tfdist optimizer was set to None, as a "
+                "MultiOptimizer or a LossScaleOptimizer around it does. (model.compile "
+                "adds a LossScaleOptimizer under the policy mixed_float16.) The "
+                "reduction has to be outermost. Use "
                 "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)) or "
                 "tfdist.DistributedOptimizer("
                 "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "

@@ -67,7 +67,7 @@ def restore(
 
     Returns:
         Number of updates that the optimizer has done, i.e. its `iterations`. If
-        `model.optimizer` is None, the number of the first optimizer in another
+        `model.optimizer` is None, the `iterations` of the first optimizer in another
         attribute. In a process that has not yet joined an elastic job, nothing is read,
         and the result is 0: the process gets the state from the other ranks.
 
@@ -119,7 +119,7 @@ def restore(
 
     chosen, facts = ranks.run("check", check)
     what = "the list of built optimizers"
-    ranks.agree(facts, "built", what, "Build the same on all ranks.")
+    ranks.agree(facts, "built", what, "Build the same optimizers on all ranks.")
     if not facts[0]["found"]:  # the facts of the rank that reads
         return 0
     _, facts = ranks.run("read", read)

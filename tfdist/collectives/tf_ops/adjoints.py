@@ -8,7 +8,7 @@ transpose of its matrix, which is again a collective (J. Utke, L. Hascoet, P. He
 C. Hill, P. Hovland, U. Naumann, "Toward Adjoinable MPI", IPDPS 2009). Here `x[r]` and
 `y[r]` are the input and output of rank `r`, `dx[r]` and `dy[r]` their gradients, and
 `f` the product of the factors. For AVERAGE, `f` is divided by the number of ranks that
-make the call. A rank that has joined contributes 0:
+make the call. A rank that has joined contributes 0. The gradients are:
 
     y[r] = f sum(x)                            dx[r] = f sum(dy)
     allgather: y[r] = concat(x)                dx = reduce_scatter(SUM, dy)
@@ -195,7 +195,7 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
 def _alltoall_gradient(
     node: Any, grad: Any, _splits_grad: Any
 ) -> list[tf.Tensor | None]:
-    """Sends the gradients of the sent rows back to the rank they came from."""
+    """Sends the gradients of the received rows back to the ranks they came from."""
     rows, received_splits = node.outputs
     back, counts = emit.alltoall(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),

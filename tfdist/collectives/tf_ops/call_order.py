@@ -42,7 +42,7 @@ def chain_calls(module: Any) -> None:
     if scopes_of is None:
         _logger.warning(
             "TensorFlow %s has no auto_control_deps.%s: do not call two functions "
-            "that reduce, or one of them twice, from the same tf.function.",
+            "with tfdist operations, or one of them twice, from the same tf.function.",
             tf.__version__,
             _SCOPES_OF,
         )
@@ -67,8 +67,8 @@ def claim_when_called(cls: Any) -> None:
     call: Callable[..., Any] | None = getattr(cls, _CALL_FUNCTION, None)
     if call is None:
         _logger.warning(
-            "TensorFlow %s has no AtomicFunction.%s: do not call functions that reduce "
-            "from two threads.",
+            "TensorFlow %s has no AtomicFunction.%s: do not call functions with tfdist "
+            "operations from two threads.",
             tf.__version__,
             _CALL_FUNCTION,
         )
@@ -91,7 +91,7 @@ def claim_when_called(cls: Any) -> None:
 
 
 def _keys_in(function: Any) -> set[Key]:
-    """Returns name and process set of each tfdist operation in a function and callees.
+    """Returns the keys of the tfdist operations in a function and in its callees.
 
     Args:
         function: an `AtomicFunction`; its children are all functions that it calls.

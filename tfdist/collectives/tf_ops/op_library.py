@@ -26,8 +26,8 @@ _logger = logging.getLogger("tfdist")
 # Library for the running TensorFlow; an installation may lack it.
 LIBRARY_PATH = native.LIBRARY_FOLDER / op_compiler.library_name(tf.__version__)
 
-# Each rank may trace and run these operations in a different order: the core makes all
-# ranks use the same one. A barrier stays in program order.
+# Ranks may trace and start these operations in different orders, because the core
+# makes all ranks use the same order. A barrier stays in program order.
 UNORDERED_OPS = frozenset(
     {
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
@@ -61,7 +61,9 @@ def native_ops() -> ModuleType:
     Raises:
         ImportError: as for `ops`.
     """
-    native.library()  # first, by absolute path: both libraries then share one state
+    # Load the core first, by its absolute path, so that the library of operations uses
+    # the same core and shares its state.
+    native.library()
     path = library_path()
     try:
         module = _load(path)

@@ -10,7 +10,7 @@ class InsideXlaError(NotImplementedError):
     """An operation of tfdist was called in a function that XLA compiles.
 
     Args:
-        why: the reason, which the message adds; default: none.
+        why: the reason, to be added to the message; default: none.
     """
 
     ag_pass_through = True  # otherwise AutoGraph raises an exception class of its own
@@ -39,7 +39,7 @@ def check_not_xla(why: str | None = None) -> None:
     """Raises if the function being traced is compiled by XLA.
 
     Args:
-        why: the reason, which the message adds; default: none.
+        why: the reason, to be added to the message; default: none.
 
     Raises:
         InsideXlaError: the message says what to change.

@@ -52,7 +52,7 @@ def describe_call(frame: FrameType | None) -> str:
 
 
 def describe_place(frame: FrameType | None) -> str:
-    """As `describe_call`; also names the code, if any, that only this rank runs."""
+    """Returns `describe_call`'s text, and names any code that only this rank runs."""
     called = describe_call(frame)
     for one in outwards(frame):
         if one.f_code.co_name in _RUN_ON_RANK and owner_of(one) == "tfdist":

@@ -99,7 +99,7 @@ def check_not_alone(function: str, process_set: int = 0) -> None:
 
 def _refuse(place: Place, operation: str) -> None:
     from tfdist.core import exceptions  # needs TensorFlow
-    from tfdist.core.deadlock.call_stack import describe_call  # needs Keras
+    from tfdist.core.deadlock.call_stack import describe_call  # only for the message
 
     called = describe_call(sys._getframe(1)) or operation
     ranks = ", ".join(map(str, sorted(place.others)))

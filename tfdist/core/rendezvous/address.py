@@ -139,7 +139,8 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
 
     Raises:
         RendezvousError: `choice` has none of these forms or means all interfaces, or
-            this machine has no matching address.
+            this machine has no address in the network. Whether a single IP address
+            belongs to this machine is checked only by `bind`.
 
     Example:
         >>> from tfdist.core.rendezvous.address import own_address
@@ -176,7 +177,8 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
 def route_to(host: str) -> str | None:
     """Returns the address of this machine from which packets to `host` are sent.
 
-    Sends nothing. Returns None if the name cannot be resolved, or if there is no route.
+    Sends nothing. Returns None if the name cannot be resolved, if there is no route, or
+    if packets are sent from loopback addresses only.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

@@ -203,8 +203,7 @@ class Sealer:
         """Returns the body of the next message.
 
         Raises:
-            AuthenticationError: the message was changed, dropped, repeated or
-                reordered.
+            AuthenticationError: a message was changed, dropped, repeated or reordered.
         """
         received, body = message[:MAC_BYTES], message[MAC_BYTES:]
         if not hmac.compare_digest(self.mac(body), received):

@@ -339,7 +339,7 @@ async def _connected(
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await loop.sock_connect(channel.sock, resolved)
         if connected_to_itself(channel.sock):
-            raise ConnectionRefusedError("nobody listens there")
+            raise ConnectionRefusedError("no process listens on this port")
         channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await channel.handshake_as_client(secret, claims)
     except BaseException:

@@ -72,11 +72,12 @@ def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
 def refuse_child(environ: Mapping[str, str]) -> None:
     """Raises if this process is a child of a rank and not a rank itself.
 
-    If a worker of a multiprocessing pool exits while it imports the main script, the
-    pool restarts it endlessly. To prevent this, the rank is also terminated (SIGTERM).
+    A worker of a multiprocessing pool that is importing the main script exits with
+    code 1 instead. Because the pool would restart it endlessly, the rank is also
+    terminated (SIGTERM).
 
     Raises:
-        RendezvousError: this process is a child of a rank.
+        RendezvousError: this process is a child of a rank, and not such a worker.
     """
     message = refusal(environ)
     above = rank_above(environ)
@@ -143,7 +144,7 @@ def _place(placement: Placement) -> str:
 
 
 def _is_importing() -> bool:
-    """Returns whether multiprocessing started this process and runs the main script."""
+    """Returns whether multiprocessing is importing the main script in this process."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 

@@ -134,7 +134,7 @@ def _addresses(tasks: Any) -> list[str]:
 
 
 def _pet(environ: Mapping[str, str]) -> Placement | None:
-    """Reads torchrun's options of a node; one rank runs on each node."""
+    """Reads torchrun's PET_* variables for this node, which runs one rank."""
     address = environ.get("PET_MASTER_ADDR")
     count, rank = environ.get("PET_NNODES", ""), integer(environ, "PET_NODE_RANK")
     if not (address and count) or rank is None:
@@ -176,7 +176,10 @@ def _place_of_host(
     source: str, rank: int, size: int, address: str, variables: str
 ) -> Placement:
     if rank >= size or size > MAX_SIZE:
-        raise invalid(f"{variables}: the rank must be below the size")
+        raise invalid(
+            f"{variables}: the rank must be below the size, and the size at most "
+            f"{MAX_SIZE}"
+        )
     return Placement(
         rank=rank,
         size=size,

@@ -44,8 +44,8 @@ class Options:
         timeout_s: time limit in seconds for connecting all ranks.
         transport: "auto", "shm" or "tcp".
         shm_bytes: size in bytes of the shared memory of one link.
-        window_bytes: size of a rank's window (`links.Window`) in bytes, divided by the
-            number of other ranks on its host.
+        window_bytes: bytes of a rank's window (`links.Window`) for each other rank on
+            its host.
         rows: table of the configuration: name → {"value", "agreed", ...}.
     """
 
@@ -104,7 +104,7 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
             "the rendezvous outlived its own deadline (this is a bug in tfdist)"
         )
     if not result or result[0].on_demand is None:
-        thread.join()  # do not fork while the thread runs
+        thread.join()  # a fork while the thread runs would be unsafe
     if failure:
         raise failure[0]
     return result[0]
@@ -114,7 +114,8 @@ def checked_address(environ: Mapping[str, str]) -> str | None:
     """Returns this machine's address selected by TFDIST_ADDRESS, or None if not set.
 
     Raises:
-        RendezvousError: TFDIST_ADDRESS does not select an address of this machine.
+        RendezvousError: TFDIST_ADDRESS is malformed, or selects no address of this
+            machine. A single IP address is checked only by `bind`.
     """
     choice = environ.get("TFDIST_ADDRESS")
     return own_address(choice) if choice else None
@@ -215,7 +216,8 @@ def _check_one_host(
         if not is_loopback(host):
             raise invalid(
                 f"the ranks are to meet at {placement.rendezvous} ({origin}), but "
-                f"without a common secret only 127.0.0.1 is allowed; {_NEEDED}"
+                "without a common secret only a loopback address such as 127.0.0.1 is "
+                f"allowed; {_NEEDED}"
             )
     if placement.local_size is not None and placement.local_size < placement.size:
         slurm = "start them with srun --mpi=pmi2 (or pmix), or "

@@ -40,7 +40,7 @@ from tfdist.core.rendezvous.errors import RendezvousError, invalid
 from tfdist.core.rendezvous.placement import Placement, build, integer
 
 _MAX_JOB_BYTES = 512  # half of the claims of a handshake (auth.MAX_CLAIMS_BYTES)
-LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID if tfdistrun runs the store
+LAUNCHER_JOB = "tfdistrun:"  # start of TFDIST_JOB_ID if tfdistrun runs the store
 
 
 def check_working_folder() -> None:
@@ -266,7 +266,8 @@ def detect(environ: Mapping[str, str]) -> Placement:
         environ: environment variables, e.g. os.environ.
 
     Returns:
-        The placement of the first rule that matches; rank 0 of 1 if no rule matches.
+        The placement of the first rule that matches, else of the cluster's description,
+        else rank 0 of 1.
 
     Raises:
         RendezvousError: a variable is malformed, or the variables of two launchers
@@ -298,8 +299,8 @@ def detect(environ: Mapping[str, str]) -> Placement:
 
 
 def _harmless(winner: Placement, other: Placement) -> bool:
-    # A launcher started by another launcher as its only process (srun --pty, mpirun -np
-    # 1).
+    # The other launcher started a single process, from which the ranks were launched
+    # (srun --pty, mpirun -np 1).
     if other.size == 1:
         return True
     # mpirun starts its daemons with srun, one on each node. The ranks inherit the

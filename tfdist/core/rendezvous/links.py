@@ -105,7 +105,7 @@ class LinkCredentials:
     ) -> str:
         """Returns why a connection with these claims is refused, or "" if accepted."""
         expected = {**self._common(transport, purpose), "to": self.rank}
-        found = auth.difference(expected, claims, {"to": "rank that is called"})
+        found = auth.difference(expected, claims, {"to": "target rank"})
         initiator = claims.get("from")
         if not found and (
             type(initiator) is not int or not self.rank < initiator < size
@@ -160,14 +160,16 @@ def create_memory(size: int) -> int:
     try:
         fd = os.memfd_create("tfdist-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise ShmFailedError(f"no memory file: {error.strerror}") from error
+        raise ShmFailedError(
+            f"cannot create a memory file: {error.strerror}"
+        ) from error
     try:
         os.posix_fallocate(fd, 0, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(fd)
         raise ShmFailedError(
-            f"no {size} bytes of shared memory: {error.strerror}"
+            f"cannot allocate {size} bytes of shared memory: {error.strerror}"
         ) from error
     return fd
 
@@ -212,7 +214,7 @@ class Window:
         """Returns the memory file, which the window owns; creates it if needed.
 
         Raises:
-            ShmFailedError: there is not enough memory.
+            ShmFailedError: there is not enough memory, or no other rank is on the host.
         """
         if self.size == 0:
             raise ShmFailedError("the two ranks are on different hosts")
@@ -411,7 +413,7 @@ class Gathering:
         self._channels: dict[int, Channel] = {}
 
     def add(self, channel: Channel) -> list[Channel] | None:
-        """Adds a connection; returns all connections, in order, once the link has all.
+        """Adds a connection; returns all of them, in order, once the link is complete.
 
         Closes connections of an earlier attempt, which the peer has given up.
         """

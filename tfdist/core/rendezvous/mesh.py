@@ -119,8 +119,8 @@ async def build(settings: Settings) -> Mesh:
 
     Raises:
         RendezvousError: a rank is missing (timeout), another rank failed (rank_failed),
-            or the ranks do not agree (mismatch). In the first two cases, the message
-            names the rank.
+            the ranks do not agree (mismatch), or a setting cannot be used
+            (invalid_argument). In the first two cases, the message names the rank.
     """
     size = settings.placement.size
     peers = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)

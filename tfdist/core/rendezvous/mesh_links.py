@@ -224,7 +224,9 @@ class MeshLinks:
     @property
     def _credentials(self) -> LinkCredentials:
         if self._credentials_or_none is None:
-            raise RuntimeError("a link before `listen` was called (a bug in tfdist)")
+            raise RuntimeError(
+                "a link was used before `listen` was called (this is a bug in tfdist)"
+            )
         return self._credentials_or_none
 
     def _on_demand_for(self, rank: int) -> OnDemandLinks | None:

@@ -34,8 +34,8 @@ class Settings:
             a link on demand.
         transport: "auto", "shm" or "tcp".
         shm_bytes: size in bytes of the shared memory of one link.
-        window_bytes: size of a rank's window (`links.Window`) in bytes, divided by the
-            number of other ranks on its host.
+        window_bytes: bytes of a rank's window (`links.Window`) for each other rank on
+            its host.
         settings: variables that must be equal on all ranks, with their values.
         address: IP address to listen on; None: the address that reaches the store.
         tuning: result of `tuning.record` on rank 0; None on other ranks.
@@ -84,8 +84,8 @@ class Mesh:
         pids: process id of each rank.
         sharing: number of ranks on this host, including this rank, that may run on a
             CPU of this rank; 0 if unknown.
-        window: window of this rank. If no link can be opened on demand, close it when
-            the core has it.
+        window: window of this rank. In a full mesh, close it after the core has
+            started; otherwise `on_demand` closes it.
         on_demand: opens further links; None in a full mesh.
         credentials: credentials of this rank's links; None for one rank.
         address: IP address on which this rank listens; "" for one rank.

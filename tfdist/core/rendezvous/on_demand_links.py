@@ -111,7 +111,7 @@ class OnDemandLinks:
             os.close(self.wanted_fd)
 
     async def take_accepted(self, end: native.LinkEnd) -> None:
-        """Passes a link that a higher rank has created to the core."""
+        """Passes to the core a link that a higher rank has created."""
         try:
             await self._started.wait()
         except BaseException:
@@ -150,15 +150,15 @@ class OnDemandLinks:
             async with asyncio.timeout(self._timeout_s):
                 await job
         except TimeoutError:
-            self._give_up(peer, f"not open within {self._timeout_s:g} s")
+            limit = f"{self._timeout_s:g} s (TFDIST_START_TIMEOUT_S)"
+            self._give_up(peer, f"not open within {limit}")
         except (OSError, RendezvousError) as error:
             self._give_up(peer, str(error))
 
     def _give_up(self, peer: int, why: str) -> None:
         native.abort(
-            f"no link for data to {self._describe(peer)}: {why} "
-            "(TFDIST_START_TIMEOUT_S); is the host of that rank reachable from this "
-            "host (TFDIST_ADDRESS, a firewall)?"
+            f"no link for data to {self._describe(peer)}: {why}; is the host of that "
+            "rank reachable from this host (TFDIST_ADDRESS, a firewall)?"
         )
 
 

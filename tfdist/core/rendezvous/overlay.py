@@ -12,8 +12,8 @@ from __future__ import annotations
 def neighbours(rank: int, size: int) -> list[int]:
     """Returns the ranks to which `rank` is connected in an overlay, ascending.
 
-    Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc. The core refuses
-    other links.
+    Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc. The core does not
+    start with other links.
 
     Example:
         >>> from tfdist.core.rendezvous import overlay

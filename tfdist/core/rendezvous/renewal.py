@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The rank of a process in a generation, with the sizes and the other ranks.
+    """A process's rank, local rank and cross rank in a generation, with the sizes.
 
     Attributes:
         generation: number of the generation.
@@ -159,7 +159,7 @@ def ask_for_place(
     number: int,
     request: Mapping[str, Any],
 ) -> Place:
-    """Sends a request to tfdistrun, and waits for the answer as long as it runs.
+    """Sends a request to tfdistrun, and waits for the answer while tfdistrun runs.
 
     tfdistrun answers a member when all other members have asked or exited. It answers a
     newcomer when rank 0 has completed the current step. To limit both waits, tfdistrun
@@ -188,7 +188,7 @@ def ask_for_place(
                     [answer] = await store.wait([key], _LONGEST_WAIT_S)
                     return dict(answer)
                 except MissingKeysError:
-                    continue  # a spare may wait for days
+                    continue  # a spare process (--spares) may wait for days
         finally:
             store.close()
 
@@ -286,8 +286,8 @@ class JoinNotice(_Notice):
 class EndNotice(_Notice):
     """Waits for tfdistrun's notice of the step after which a generation ends.
 
-    When tfdistrun asks for it, this rank reports its number of commits. At its next
-    commit, the rank then has to call `wait_for_end`.
+    When tfdistrun asks, this rank reports its number of commits, and has to call
+    `wait_for_end` at its next commit.
 
     Args:
         environ: variables of the launcher.

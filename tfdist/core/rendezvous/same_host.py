@@ -6,7 +6,7 @@ The proof is an authenticated connection to an abstract AF_UNIX name, which cann
 reached from another kernel or network namespace. Shared memory has exactly the same
 requirement (`links`). Each rank tries the lower ranks with the same claim, the nearest
 first; the first rank that it reaches is on its host. TFDIST_TRANSPORT does not change
-which ranks share a host, so it does not change the bits of a reduction either.
+which ranks share a host, so reductions give the same bits with every transport.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ async def reaches(
             await channel.handshake_as_client(secret, claims)
             return True
         except RefusedError as error:
-            raise invalid(f"no proof by {description}: {error}") from error
+            raise invalid(
+                f"cannot prove that {description} is on this host: {error}"
+            ) from error
         except (OSError, AuthenticationError, TimeoutError) as error:
             if time.monotonic() + _RETRY_S >= deadline:
                 raise timeout(

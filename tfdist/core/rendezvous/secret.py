@@ -156,8 +156,8 @@ class MeetingPoint:
         except OSError as error:
             raise invalid(
                 f"the folder {self.folder}, where ranks of this host meet, cannot be "
-                f"used: {error.strerror}; remove what is there, set TMPDIR, or use "
-                "tfdistrun"
+                f"used: {error.strerror}; remove what is there, set XDG_RUNTIME_DIR "
+                "to a folder of this user on all ranks, or use tfdistrun"
             ) from error
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -165,7 +165,8 @@ class MeetingPoint:
             raise invalid(
                 f"the folder {self.folder} belongs to user {status.st_uid} with mode "
                 f"{stat.S_IMODE(status.st_mode):04o}; expected this user "
-                f"({os.geteuid()}) and 0700; remove it, or set TMPDIR"
+                f"({os.geteuid()}) and 0700; remove it, or set XDG_RUNTIME_DIR to a "
+                "folder of this user on all ranks"
             )
         return fd
 
@@ -242,7 +243,7 @@ class MeetingPoint:
                 if time.monotonic() >= deadline:
                     raise timeout(
                         "rank 0 did not call tfdist.init() within the deadline "
-                        f"(looked for it in {self.folder})",
+                        f"(looked for its file in {self.folder})",
                         "missing ranks: 0",
                     )
                 await asyncio.sleep(_POLL_S)

@@ -8,9 +8,8 @@ receives the answer at t4. t1 and t4 are times of the rank's clock, t2 and t3 of
 
 However unequal the directions are, the error of the offset is at most half of the round
 trip, ((t4 - t1) - (t3 - t2)) / 2. So the measurement with the shortest round trip is
-used.
-Clocks drift by about 10 us per second. Between two good measurements, the offset is
-interpolated linearly.
+used. Clocks drift by about 10 us per second. Between two such measurements, the offset
+is interpolated linearly.
 
 References:
     F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).

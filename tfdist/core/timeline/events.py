@@ -5,13 +5,13 @@ must nest, so operations that overlap need several tracks:
 
 - "steps": the steps of `fit`;
 - "gradients": each gradient list, from the submission of its first bucket to its last
-  result. It is "backward" while buckets are still submitted, then "exposed";
+  result. It is "backward" until the last bucket is submitted, then "exposed";
 - "operations": each operation from submission to result. It is divided into "agree"
-  (waits until the leader has announced that all ranks are ready), "prepare" (plans the
-  operation and allocates memory; only if this takes long), "wait for rank r" (the
-  longest wait, until data of rank r came), "move and reduce", and with
-  TFDIST_ATOMIC_STEPS=1 "commit gate" (waits until all ranks have the gradients of the
-  step);
+  (waits until the leader, the lowest rank of the process set, has announced that all
+  ranks are ready), "prepare" (plans the operation and allocates memory; shown only if
+  this takes long), "wait for rank r" (the longest wait, until data of rank r arrived),
+  "move and reduce", and with TFDIST_ATOMIC_STEPS=1 "commit gate" (waits until all ranks
+  have the gradients of the step);
 - "send", "receive", "reduce": from the first piece to the last. In a reduction,
   "busy_us" is the time spent reducing; in a send, "pack_us" is the time spent copying.
 
@@ -119,9 +119,8 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
         begin_us = float(min(int(p["submitted_us"]) for p in parts))
         handed_over_us, reduced_us = map(float, exposed_communication.tail(parts))
         tid = tids.setdefault(name, min(_GRADIENTS + len(tids), _OPERATIONS - 1))
-        begin_us = max(
-            begin_us, ends.get(tid, 0)
-        )  # the list of the previous step may still be reduced
+        # The reduction of this list in the previous step may not have ended yet.
+        begin_us = max(begin_us, ends.get(tid, 0))
         handed_over_us = max(begin_us, handed_over_us)
         ends[tid] = reduced_us = max(handed_over_us, reduced_us)
         ready = " ".join(exposed_communication.part_of(p["name"]) for p in parts)

@@ -76,7 +76,7 @@ def merge(folder: Path) -> Summary:
         raise ValueError(
             f"Expected files rank-N.jsonl in {folder}, got none"
             + "".join(f"; {one}" for one in left_out)
-            + ". Name the folder that TFDIST_TIMELINE had when the job ran."
+            + ". Pass the folder that TFDIST_TIMELINE named when the job ran."
         )
     heads = {rank: part.head for rank, part in found.items()}
     _check_run(folder, heads)
@@ -112,8 +112,8 @@ def _read(folder: Path) -> tuple[dict[int, parts.Part], list[str]]:
     """Returns the parts by rank, and descriptions of ignored files."""
     found: dict[int, parts.Part] = {}
     left_out = [
-        f"{path.name}: not a name like rank-0.jsonl; rename it if it is that rank's "
-        "part, remove it if it is a copy"
+        f"{path.name}: not a name like rank-0.jsonl; rename the file if it is the part "
+        "of a rank, or remove it if it is a copy"
         for path in parts.strays(folder)
     ]
     for rank, path in parts.parts_in(folder).items():

@@ -51,7 +51,8 @@ class Part:
         clocks: round trips to rank 0.
         spans: spans of the program: "name", "begin", "end".
         dropped: number of records lost because the core's buffer of records was full.
-        complete: whether the rank has left the job; False if it was killed or runs.
+        complete: whether the rank has left the job; False if it was killed or still
+            runs.
         left_out: file and line of each malformed record, and the reason.
     """
 
@@ -161,7 +162,7 @@ def _row(line: bytes) -> tuple[dict[str, Any], str]:
     try:
         row = json.loads(line.decode("utf-8", "replace"))  # a name may be truncated
     except (ValueError, RecursionError):
-        return {}, "no JSON"
+        return {}, "not JSON"
     if not isinstance(row, dict):
         return {}, "not a JSON object"
     return row, _wrong_with(row)
@@ -171,7 +172,7 @@ def _wrong_with(row: dict[str, Any]) -> str:
     """Describes what is wrong with a line of a timeline; "" if it is valid."""
     kind = row.get("type")
     if type(kind) is not str or kind not in _NUMBERS:
-        return f'no "type" of a timeline, but {kind!r:.40}'
+        return f'expected the "type" of a timeline record, got {kind!r:.40}'
     for name in _TEXTS.get(kind, ()):
         if type(row.get(name)) is not str:
             return f'{kind} without a text "{name}"'
@@ -180,11 +181,11 @@ def _wrong_with(row: dict[str, Any]) -> str:
             return f'{kind} without a number "{name}"'
     for name, count in _LISTS.get(kind, ()):
         if not _are_numbers(row.get(name), count):
-            return f'{kind} without {count} numbers "{name}"'
+            return f'{kind} without a list "{name}" of {count} numbers'
     if kind == "op":
         peers = row.get("peers")
         if type(peers) is not list or not all(_are_numbers(peer, 4) for peer in peers):
-            return 'op without a list "peers" of 4 numbers each'
+            return 'op without a list "peers" of lists of 4 numbers'
     return ""
 
 

@@ -65,7 +65,8 @@ def begin(
     except (OSError, native.CoreError) as error:
         text = (
             f"TFDIST_TIMELINE={folder}: rank {topology.rank} ({host}) cannot write its "
-            f"timeline: {error}; name a folder that it may write, or unset the variable"
+            f"timeline: {error}; set the variable to a folder in which this rank can "
+            "create files, or unset it"
         )
         raise native.CoreError(
             native.INVALID_ARGUMENT, text, {"kind": "invalid_argument", "cause": text}

@@ -23,7 +23,9 @@ SLOW_RANKS = "slow ranks"  # name of the resource `SlowRanks`
 # A rank is not slow if it costs the other ranks less than this share of their time.
 _LEAST_SHARE = 0.1
 _MOST_BETWEEN_S = 5.0
-_COMPARISONS = 6  # minimum number in the time after which a slow rank is named
+# If steps are short enough, at least this number of comparisons is made in the time
+# after which a slow rank is named.
+_COMPARISONS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Standing:
 
     @property
     def factor(self) -> float:
-        """Work of the rank divided by the expected work; 1 if it was not slow."""
+        """Returns work divided by expected work; 1 if the rank was not slow."""
         return self.work_s / self.expected_s if self.expected_s > 0 else 1.0
 
 

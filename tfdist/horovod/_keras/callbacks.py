@@ -39,7 +39,8 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
     Raises:
         ValueError: an entry of `local_variables` is not a variable; or, at the start of
             `fit`, the model's optimizer does not reduce gradients.
-        tfdist.MismatchError: at the start of `fit`, the ranks' variables differ.
+        tfdist.MismatchError: at the start of `fit`, the paths, shapes or dtypes of the
+            ranks' variables, or the state of their preprocessing layers, differ.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -101,6 +102,9 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
     Raises:
         tfdist.MismatchError: at the end of an epoch, the ranks' logs have different
             names.
+        ValueError: at the end of an epoch, an earlier callback has changed the metrics
+            or the logs.
+        NotImplementedError: in `evaluate`, as in `tfdist.callbacks.MetricAverage`.
 
     Example:
         >>> import keras

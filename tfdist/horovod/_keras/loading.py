@@ -132,7 +132,8 @@ def _legacy_configurations() -> Iterator[None]:
         if config.get("decay"):
             raise ValueError(
                 f"The saved {cls.__name__} has decay={config['decay']}, which Keras 3 "
-                "does not know. Load with compile=False and compile with "
+                "does not support. Load the model with keras.models.load_model(path, "
+                "compile=False), and compile it with "
                 "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, "
                 f"{config['decay']})."
             )

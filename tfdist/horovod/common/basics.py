@@ -72,7 +72,7 @@ class HorovodBasics:
             file_path: the parts and the trace are written to the folder `file_path` +
                 ".d". A run has one folder: if `TFDIST_TIMELINE=<folder>` is set, or
                 after an earlier `start_timeline`, the trace continues in the existing
-                folder, with a warning.
+                folder, with a warning unless it is the same folder.
             mark_cycles: ignored; True causes a warning, since tfdist has no cycles.
 
         Raises:
@@ -124,7 +124,11 @@ class HorovodBasics:
         return tfdist.cross_size()
 
     def cross_rank(self) -> int:
-        """Returns the rank among equal local ranks; ValueError before `init()`."""
+        """Returns the index of this host among the hosts with this local rank.
+
+        Raises:
+            ValueError: before `init()`.
+        """
         check_initialized()
         return tfdist.cross_rank()
 

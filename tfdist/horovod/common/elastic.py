@@ -47,7 +47,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits = 0
         self._newest_rank = 0  # root of `sync`
-        self._loop: ElasticLoop | None = None  # while `run` calls a function
+        self._loop: ElasticLoop | None = None  # set while `run` calls a function
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Registers functions that `on_reset` calls."""

@@ -2,7 +2,8 @@
 
 tfdist raises its own exceptions (`tfdist.errors`), which are subclasses of
 TensorFlow's: a mismatch raises a `tf.errors.FailedPreconditionError`, a failed rank a
-`tf.errors.AbortedError`. The classes below exist for scripts that import them.
+`tf.errors.AbortedError`. Of the classes below, tfdist raises only
+`HostsUpdatedInterrupt`; the others exist for scripts that import them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """
 
     def __init__(self, skip_sync: bool) -> None:
-        super().__init__("the hosts of the job have changed")
+        super().__init__("the ranks of the job are about to change")
         self.skip_sync = skip_sync
 
 

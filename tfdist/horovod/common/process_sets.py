@@ -316,7 +316,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _everybody() -> tuple[int, ...]:
-    """Returns the ranks that no new set may have: all ranks; () with a single rank."""
+    """Returns all ranks, or () with a single rank; no new set may have these ranks."""
     return tuple(range(tfdist.size())) if tfdist.size() > 1 else ()
 
 

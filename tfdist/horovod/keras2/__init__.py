@@ -1,15 +1,15 @@
 """Keras 2 spellings under Keras 3, for scripts written for Keras 2.
 
 `activate()` patches Keras in this process so that the Keras 2 spellings that are common
-in Horovod scripts keep their meaning. Each spelling causes one warning, which shows the
-new spelling. `tfdistrun --horovod` calls `activate()`; Keras is not changed before.
-`deactivate()` undoes all changes.
+in Horovod scripts keep their meaning. Most spellings cause one warning each, which
+shows the new spelling. `tfdistrun --horovod` calls `activate()`; Keras is not changed
+before. `deactivate()` undoes all changes.
 
 ====================================================  =================================
 Keras 2                                               Keras 3
 ====================================================  =================================
 `optimizer.lr`, read and assigned                     `optimizer.learning_rate`
-`SGD(lr=0.1)`, also `learning_rate=1`                 `SGD(learning_rate=0.1)`, floats
+`SGD(lr=0.1)`, `SGD(learning_rate=1)`                 `SGD(learning_rate=0.1)`, a float
 `SGD(0.1, decay=d)`                                   `SGD(InverseTimeDecay(0.1, 1, d))`
 `Adam(epsilon=None)`, `jit_compile=`                  omit them
 `optimizer.variables()`, `.weights`, `.get_weights()` `optimizer.variables`

@@ -144,7 +144,9 @@ def _add_loss(original: Callable[..., None]) -> Callable[..., None]:
         named.pop("inputs", None)  # has had no effect since Keras 2.3
         loss = args[0] if args else named.get("loss")
         if callable(loss):
-            raise refuse("add_loss(function)", "Call it in the layer's call().")
+            raise refuse(
+                "add_loss(function)", "Write add_loss(function()) in a layer's call()."
+            )
         original(self, *args, **named)
 
     return add_loss

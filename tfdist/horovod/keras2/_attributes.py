@@ -1,7 +1,7 @@
 """Attributes of Keras 2 layers, models, metrics and variables that Keras 3 lacks.
 
 `__getattr__` provides the attributes, but only to the user's code. TensorFlow and Keras
-test whether objects have some of them, and would behave differently.
+test whether objects have some of them, and would behave differently if they found them.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _reset_metric(self: Any) -> None:
 
 
 def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
-    """Makes `reset_state` call `reset_states` if the user's class defines that one."""
+    """Makes `reset_state` call the user's `reset_states`, if the class defines one."""
 
     @functools.wraps(original)
     def reset_state(self: Any) -> None:

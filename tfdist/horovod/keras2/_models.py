@@ -33,7 +33,10 @@ def install(patches: Patches) -> None:
 
 
 def _wrap(patches: Patches, name: str, make: Callable[[Any], Any]) -> None:
-    """Wraps a method in its defining class: Keras compares `compile` with Trainer's."""
+    """Wraps a method in the class that defines it.
+
+    Keras would take a wrapper in `keras.Model` for a custom `compile`.
+    """
     owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
     patches.wrap(owner, name, make)
 
@@ -76,9 +79,8 @@ def _reads(original: Callable[..., Any]) -> Callable[..., Any]:
         for old in _READING:
             if old in named:
                 del named[old]
-                tell(
-                    f"{name}({old}=...)", f"keras.utils.PyDataset({old}=...) around it"
-                )
+                new = f"keras.utils.PyDataset({old}=...) for the data"
+                tell(f"{name}({old}=...)", new)
         return original(self, *args, **named)
 
     return functools.wraps(original)(read)

@@ -24,7 +24,10 @@ _TAPE = (
     "optimizer.apply_gradients(zip(gradients, variables))."
 )
 _BUILD = "Write self.add_variable_from_reference(v, name) in build(self, variables)."
-_HYPER = "Keep the number as an attribute; the learning rate comes to update_step."
+_HYPER = (
+    "Keep the number as an attribute; update_step gets the learning rate as an "
+    "argument."
+)
 # Attributes that an optimizer lacks → the advice.
 GONE = {
     "add_slot": _BUILD,

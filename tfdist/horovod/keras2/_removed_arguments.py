@@ -105,7 +105,9 @@ CALLABLES: dict[str, dict[str, Dropped | Renamed]] = {
     },
     **{
         f"datasets.{name}.load_data": {
-            "cache_dir": Dropped("the variable KERAS_HOME", (None,))
+            "cache_dir": Dropped(
+                "load_data() with KERAS_HOME set in the environment", (None,)
+            )
         }
         for name in (
             *("boston_housing", "cifar10", "cifar100", "fashion_mnist", "imdb"),

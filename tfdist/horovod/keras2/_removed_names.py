@@ -7,8 +7,8 @@ functions; `_names` applies them. A name that exists in only one of `keras` and
 
 from __future__ import annotations
 
-# Old module → the module that has its names now. The second half is of versions
-# before 2.15.
+# Old module → the module that has its names now. The modules after the first three are
+# from versions before 2.15.
 MODULES = {
     "callbacks.experimental": "callbacks",
     "layers.experimental": "layers",
@@ -47,7 +47,7 @@ _QUEUE = "Write a keras.utils.PyDataset(workers=...)."
 _DATASET = "Write a tf.data.Dataset; tfdist.data.shard gives each rank its part."
 _ONE_RANK = "Call model.evaluate, on all ranks, between two epochs or after them."
 _WRITE_LAYER = "Write a keras.layers.Layer of your own."
-_EXACT = "There is one generator of random numbers, as with TensorFlow's. Leave it out."
+_EXACT = "Keras 3 has only one kind of random number generator. Leave it out."
 
 # Module → removed names, separated by spaces → advice.
 GONE = {
@@ -69,7 +69,8 @@ GONE = {
         "in_test_phase in_train_phase learning_phase learning_phase_scope "
         "set_learning_phase": _TRAINING,
         "local_conv1d local_conv2d": _WRITE_LAYER,
-        "manual_variable_initialization": "Variables have values. Leave it out.",
+        "manual_variable_initialization": "Variables are initialized when they are "
+        "created. Leave it out.",
         "normalize_batch_in_training": "Write keras.ops.moments and "
         "keras.ops.batch_normalization.",
         "print_tensor": "Write tf.print(message, x).",

@@ -63,7 +63,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def tell(old: str, new: str) -> None:
-    """Warns once per process that something has a new spelling.
+    """Warns once, and only on rank 0, that something has a new spelling.
 
     Args:
         old: the spelling that the program uses.

@@ -114,12 +114,12 @@ def run(
         >>> from tfdist.horovod.runner import run
         >>> run(max, args=(1, 2), np=2)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        RuntimeError: horovod.run sends functions by pickle, which a job has to ask...
+        RuntimeError: horovod.run sends functions by pickle, which must be enabled...
     """
     given = {name: value for name, value in locals().items() if value is not None}
     if native.value(pickling.VARIABLE) != "pickle":
         raise RuntimeError(
-            "horovod.run sends functions by pickle, which a job has to ask for: set "
+            "horovod.run sends functions by pickle, which must be enabled: set "
             f"{pickling.VARIABLE}=pickle (docs/security.md). {_INSTEAD}."
         )
     if host_discovery_script is not None:

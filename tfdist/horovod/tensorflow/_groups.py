@@ -21,8 +21,8 @@ def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
         The groups. None if none are defined: gradients are then grouped by size.
 
     Raises:
-        ValueError: `groups` is neither a number > 0 nor a list of lists.
-        TypeError: an entry of a list is not a variable or layer.
+        ValueError: `groups` is neither a number > 0 nor a list.
+        TypeError: an entry of `groups` is not a list of variables and layers.
     """
     if num_groups != 0:
         warnings.warn(

@@ -24,7 +24,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Reverses `compress`, which returned `ctx`, on the reduced tensor."""
+        """Undoes `compress` on the reduced tensor; `ctx` is the context it returned."""
         raise NotImplementedError("A Compressor must define decompress(tensor, ctx).")
 
 

@@ -29,7 +29,8 @@ def broadcast_variables(
     """Sets variables to their values on rank `root_rank`.
 
     In eager mode the ranks first compare their variables. If paths, shapes or dtypes
-    differ, an error is raised before any variable is changed.
+    differ, an error is raised before any variable is changed; with `inplace`, earlier
+    variables of the list may have been changed.
 
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.

@@ -141,7 +141,7 @@ class GradientOptions:
         return found
 
     def _is_dense(self) -> bool:
-        """Returns whether gradients are reduced as dense tensors (always: Adasum)."""
+        """Returns whether gradients are reduced as dense tensors; always for Adasum."""
         return bool(self.sparse_as_dense) or reduce_op(self.op) is ReduceOp.ADASUM
 
     def _dense_if_wanted(self, grad: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
-from tfdist.horovod.common.basics import basics as _basics  # noqa: F401 - scripts look
+from tfdist.horovod.common.basics import basics as _basics  # noqa: F401 - for scripts
 from tfdist.horovod.common.process_sets import global_process_set, own, size_of
 from tfdist.horovod.common.reduce_ops import handle_average_backwards_compatibility
 from tfdist.horovod.common.util import gpu_available, num_rank_is_power_2

@@ -43,7 +43,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizer, this function calls
             `horovod.tensorflow.keras.DistributedOptimizer`, which describes the
             options.
-        name: name of the optimizer.
+        name: name of a TensorFlow 1 optimizer; for a Keras optimizer, distinguishes it
+            from optimizers with an equal list of variables.
         use_locking: for TensorFlow 1 optimizers; must be False for Keras optimizers.
         device_dense: ignored, with a warning.
         device_sparse: ignored, with a warning.

@@ -44,7 +44,7 @@ class SyncBatchNormalization(metaclass=_Kind):
     def __init_subclass__(cls) -> None:
         raise TypeError(
             "hvd.SyncBatchNormalization cannot be subclassed: it creates a layer of "
-            "Keras's class. Subclass keras.layers.BatchNormalization, without call and "
-            "_moments, and convert the layer: "
+            "Keras's class. Subclass keras.layers.BatchNormalization without "
+            "overriding call or _moments, and convert the layer: "
             "tfdist.layers.synchronize_batch_normalization(layer)."
         )

@@ -55,8 +55,8 @@ class _Reducing:
             output_gradients: a gradient for each target; default: ones.
             use_generic_names: whether the variables may have different names on the
                 ranks; variables are then matched by their index in the list.
-            unconnected_gradients: result for a source on which the target depends on no
-                rank.
+            unconnected_gradients: result for a source that does not affect the target
+                on any rank.
 
         Returns:
             The gradients in the structure of `sources`. The gradient of an embedding

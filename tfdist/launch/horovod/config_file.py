@@ -50,7 +50,7 @@ _INVERTED = {("stall_check", "enabled"), ("logging", "hide_timestamp")}
 
 
 class ConfigFileError(ValueError):
-    """The file cannot be read, or contains a value that no flag supports."""
+    """The file cannot be read, or has a section, key or value unknown to Horovod."""
 
 
 def read(path: str) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class _Remembers(argparse.Action):
 def parser() -> argparse.ArgumentParser:
     """Returns a parser of all flags.
 
-    The attribute `given` of its result maps the name of each option that was given to
-    the flag as it was written.
+    The attribute `given` of the parsed options maps the name of each option on the
+    command line to the flag as the user wrote it.
     """
     made = argparse.ArgumentParser(
         prog="horovodrun",
@@ -181,7 +181,8 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         dest="min_num_proc",
         type=int,
         metavar="N",
-        help="go on when ranks are lost; wait for new ones with fewer than N",
+        help="keep running when ranks are lost; with fewer than N, wait for "
+        "replacements",
     )
     _value(
         group,
@@ -196,7 +197,7 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         "--reset-limit",
         type=int,
         metavar="N",
-        help="the most processes that are started in place of lost ranks",
+        help="maximum number of processes that are started in place of lost ranks",
     )
     _value(
         group,
@@ -258,7 +259,7 @@ def _records(made: argparse.ArgumentParser) -> None:
         "--stall-check-shutdown-time-seconds",
         type=int,
         metavar="S",
-        help="seconds of waiting for late ranks that raise an error (default: 300)",
+        help="raise an error after S seconds of waiting for late ranks (default: 300)",
     )
 
 

@@ -241,7 +241,7 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
         texts: flag → arguments for mpirun, as a string; all flags are combined.
     """
     said: list[str] = []  # binding arguments, as they were given
-    kinds: list[str | None] = []  # tfdistrun's names of the bindings; None: no such one
+    kinds: list[str | None] = []  # tfdistrun's bindings; None: it has no such binding
     for flag, text in texts.items():
         words = _split(text, flag)
         others: list[str] = []

@@ -27,7 +27,7 @@ LEVELS = {
 
 
 class VariableError(ValueError):
-    """A Horovod variable has an invalid value."""
+    """A variable has an invalid value, is not supported, or contradicts another one."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ TABLE: dict[str, Meaning] = {
     "ENABLE_ASYNC_COMPLETION": Meaning(note=_NO_NCCL),
     "DISABLE_NVTX_RANGES": Meaning(note=_NO_NCCL),
     "ENABLE_XLA_OPS": Meaning(
-        note="jit_compile=True needs no switch, even if the reduction is compiled "
-        "(`make xla`)"
+        note="jit_compile=True works without it, also with the library that "
+        "`make xla` builds"
     ),
     "DISABLE_GROUP_FUSION": Meaning(
         note="`groups=` of the optimizer sets which gradients are reduced together"

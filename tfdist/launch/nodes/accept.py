@@ -32,7 +32,7 @@ from tfdist.launch.nodes.place import (
 from tfdist.launch.output import complain
 from tfdist.launch.signals import PASSED_ON, Signals
 
-NOTICE_S = 10.0  # of waiting, until a message says so
+NOTICE_S = 10.0  # of waiting, after which a message is printed
 _SEND_S = 2.0
 _LOOKUP_S = 0.5  # between two attempts to resolve a host name
 

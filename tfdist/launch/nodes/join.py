@@ -118,8 +118,8 @@ async def _reach(
         raise NodesError(f"the first host refuses: {error}", _USAGE_ERROR) from None
     except AuthenticationError as error:
         raise NodesError(
-            f"what listens at {place.where} does not belong to this job: {error}; is "
-            "the content of TFDIST_SECRET_FILE the same on all hosts?",
+            f"the program that listens at {place.where} does not belong to this job: "
+            f"{error}; is the content of TFDIST_SECRET_FILE the same on all hosts?",
             _USAGE_ERROR,
         ) from None
     except (OSError, TimeoutError) as error:

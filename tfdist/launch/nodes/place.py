@@ -39,7 +39,7 @@ _KEPT = ("TFDIST_SECRET_FILE", "TFDIST_LOG_DIR")
 
 
 class NodesError(Exception):
-    """The hosts do not start the job; `code` is tfdistrun's exit code."""
+    """The job of --nnodes cannot start; `code` is tfdistrun's exit code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -184,8 +184,8 @@ def _rank(
 def variables_to_remove(environ: Mapping[str, str]) -> list[str]:
     """Returns the names of variables with which a launcher has numbered the hosts.
 
-    The ranks would take these numbers for their ranks. Variables that describe all
-    hosts (`cluster_variables`) are not returned: they do not disturb the ranks, and
+    The ranks would mistake the numbers of hosts for their own. Variables that describe
+    all hosts (`cluster_variables`) are not returned: they do not disturb the ranks, and
     programs may read them.
     """
     if detect(environ).source in cluster_variables.SOURCES:
@@ -224,7 +224,7 @@ def job_secret(shared: bytes, job: str) -> bytes:
 
 
 def claims(options: argparse.Namespace, place: NodePlace, host: str) -> dict[str, Any]:
-    """Returns the description of a host that it sends when it connects to the first."""
+    """Returns the description that a host sends when it connects to the first host."""
     described = {**vars(options), "version": __version__}
     job = {name: described[name] for name in _COMPARED}
     return {"purpose": PURPOSE, "node": place.rank, "host": host, **job}

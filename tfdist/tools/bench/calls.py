@@ -16,9 +16,9 @@ _SUM, _MAX = 0, 3
 class Call:
     """An operation on given arrays, which can be run repeatedly.
 
-    As in training, a measured allreduce is a bucket of a gradient list, which has only
-    this bucket. From the second run on, the allreduce therefore starts without messages
-    between the ranks. All ranks must make the same calls in the same order.
+    As in training, a measured allreduce is a bucket of a gradient list; here, the list
+    has only one bucket. From the second run on, the allreduce therefore starts without
+    messages between the ranks. All ranks must make the same calls in the same order.
     """
 
     def __init__(

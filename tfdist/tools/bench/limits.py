@@ -3,7 +3,7 @@
 Inside a host, memory is the limit. With K ranks, each rank reduces (K - 1) / K of the
 data and copies as much. Let S be the rate at which a process computes d = a + b, and C
 the rate for d = a, while all ranks do the same. Both rates are in bytes of d per
-second. For K = 2 and n bytes, the time is n (1/2S + 1/2C) seconds. The bus bandwidth is
+second. For K = 2 and n bytes, the time is n/2 (1/S + 1/C) seconds. The bus bandwidth is
 2 / (1/S + 1/C) for any K. Between hosts, the line rate is the limit. Data that fit into
 the processor's caches can be faster than memory.
 """

@@ -96,7 +96,9 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a number above 0 and at most 1000000, got {text!r}"
+        )
     return value
 
 
@@ -125,7 +127,7 @@ def _wrong_with(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "no file"
+        what = "a folder" if path.is_dir() else "not a file"
         return f"this is {what}; use the path of a file"
     output.check_writable(path)
     return ""

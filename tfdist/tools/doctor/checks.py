@@ -62,7 +62,7 @@ def launcher(environ: Mapping[str, str]) -> list[Finding]:
     except native.CoreError as error:
         return [Finding("launcher", ERROR, error.message)]
     if found.source == "single":
-        return [Finding("launcher", OK, "none: a process is the only rank")]
+        return [Finding("launcher", OK, "none: this process is the only rank")]
     text = f"rank {found.rank} of {found.size} by {found.source} ({found.variables})"
     return [Finding("launcher", OK, text)]
 
@@ -178,7 +178,7 @@ def libraries() -> list[Finding]:
         compiler = op_compiler.find_compiler()[0]
     except op_compiler.CompileError as error:
         return [*found, Finding("operations", ERROR, f"{text}, and {error}")]
-    remedy = f"They are compiled on first use by {compiler}: a minute, once."
+    remedy = f"They are compiled on first use by {compiler}; this takes a minute, once."
     return [*found, Finding("operations", WARNING, text, remedy)]
 
 
@@ -284,14 +284,17 @@ def folders(environ: Mapping[str, str]) -> list[Finding]:
         free = os.statvfs(temporary)
         if not os.access(temporary, os.W_OK):
             text = f"the temporary folder {temporary} cannot be written"
-            found.append(Finding("folders", ERROR, text, "Set TMPDIR to a folder."))
+            remedy = "Set TMPDIR to a writable folder."
+            found.append(Finding("folders", ERROR, text, remedy))
         elif free.f_bavail * free.f_frsize < LEAST_TEMPORARY_BYTES:
-            text = f"{temporary} is full"
+            least = f"{LEAST_TEMPORARY_BYTES >> 20} MiB"
+            text = f"{temporary} has less than {least} of free space"
             remedy = "Free space there, or set TMPDIR to another folder."
             found.append(Finding("folders", ERROR, text, remedy))
     except OSError as error:
         text = f"{temporary} cannot be used: {error.strerror}"
-        found.append(Finding("folders", ERROR, text, "Set TMPDIR to a folder."))
+        remedy = "Set TMPDIR to a writable folder."
+        found.append(Finding("folders", ERROR, text, remedy))
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:

@@ -19,7 +19,7 @@ from tfdist.launch.options import seconds
 from tfdist.tools.doctor import checks, trial
 from tfdist.tools.doctor.finding import ERROR, OK, WARNING, Finding, worst
 
-HELP = "find out what is wrong with a machine or a job, and how to mend it"
+HELP = "find out what is wrong with a machine or a job, and how to fix it"
 START_TIMEOUT_S = 10.0
 _INTERRUPTED = 128 + signal.SIGINT
 _EXAMPLES = """examples:
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         type=seconds,
         default=20.0,
         metavar="S",
-        help="how long the ranks reduce arrays, at least (default: 20)",
+        help="minimum time in seconds for which the ranks reduce arrays (default: 20)",
     )
     arguments.add_argument(
         "--json", type=Path, metavar="FILE", help="also write all findings as JSON"
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         "--failing-hosts",
         type=Path,
         metavar="FILE",
-        help="write the names of the hosts with an error, or worse than the others",
+        help="write the names of the hosts with an error, a low speed or a wrong clock",
     )
     return arguments
 

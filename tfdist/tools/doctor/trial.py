@@ -1,4 +1,4 @@
-"""Checks that the ranks of a job perform together: clocks, sums and speeds."""
+"""Checks the clocks, speeds and allreduce results of the ranks of a job."""
 
 from __future__ import annotations
 

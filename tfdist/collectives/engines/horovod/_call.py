@@ -17,7 +17,7 @@ from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
-_MOMENTS = "batch_norm."  # name prefix of operations that do not reduce gradients
+_MOMENTS = "batch_norm."  # name prefix of operations that reduce batch statistics
 
 
 class Owner(Protocol):
@@ -47,7 +47,11 @@ class Call:
         self._waits = waits
 
     def check(self) -> None:
-        """Raises if the process set was removed or the timeout is not supported."""
+        """Raises if the process set was removed or the timeout is not supported.
+
+        With a timeout in eager mode, also waits for the other ranks, at most that
+        long, because operations of Horovod have no timeout.
+        """
         number = self.arguments["process_set"]
         if number not in self._owner.sets:
             raise ValueError(f"Expected an existing process set, got number {number}.")
@@ -56,8 +60,8 @@ class Call:
             if not tf.executing_eagerly():
                 engines.raise_unsupported(
                     "horovod",
-                    "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
-                    "applies to all of them",
+                    "timeout_s of an operation in a tf.function (TFDIST_TIMEOUT_S "
+                    "applies to all operations)",
                 )
             _waits.for_all(f"{self.arguments['tensor_name']}.wait", number, timeout_s)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors with the same values on which TensorFlow folds no operations.
+    """Returns the tensors, wrapped so that TensorFlow folds no operation on them.
 
     Horovod declares its operations as stateless. With a constant input, an operation
     would run during graph optimization, only on the rank whose input is constant, and

@@ -272,7 +272,7 @@ class Operations:
     def running(self) -> tuple[ModuleType, Topology]:
         if self._horovod is None or self._topology is None:
             runtime.check_initialized()
-            raise RuntimeError("tfdist is initialized, but the engine does not run")
+            raise RuntimeError("tfdist is initialized, but the engine is not running")
         return self._horovod, self._topology
 
     @property

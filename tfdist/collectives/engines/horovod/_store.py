@@ -1,9 +1,9 @@
 """HTTP key/value store that Horovod's gloo controller needs.
 
-Horovod's ranks publish their addresses there: `PUT /scope/key`, and `GET /scope/key`
-until the key exists (404 before). Values are stored unchanged and never parsed. The
-protocol has no authentication, so the store listens on loopback if all ranks are on one
-host, and otherwise only on the address of this rank.
+Horovod's ranks publish their addresses with `PUT /scope/key`, and repeat
+`GET /scope/key` until the key exists (until then, the answer is 404). Values are stored
+unchanged and never parsed. The protocol has no authentication, so the store listens on
+loopback if all ranks are on one host, and otherwise only on the address of this rank.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ def for_all(name: str, process_set: int, timeout_s: float) -> None:
 
 
 def unless_lost(name: str) -> None:
-    """Waits for all ranks of the job, but no longer than until a rank is lost or late.
+    """Waits for all ranks of the job; returns early if a rank is lost.
 
-    Runs in a separate thread, so that Ctrl-C is handled.
+    Waits at most TFDIST_TIMEOUT_S. Runs in a separate thread, so that Ctrl-C is
+    handled.
     """
 
     def run() -> None:

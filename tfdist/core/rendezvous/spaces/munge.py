@@ -34,8 +34,8 @@ from tfdist.core.rendezvous.placement import Placement
 # Above the ports that Linux assigns to outgoing connections (32768 to 60999).
 FIRST_PORT, LAST_PORT = 61000, 65535
 _PORTS = 8  # candidates, of which rank 0 takes the first free one
-_CONNECT_S, _CONNECTION_S = 2.0, 5.0  # limits for connecting and for a connection
-_PROGRAM_S = 10.0  # limit for a program
+_CONNECT_S, _CONNECTION_S = 2.0, 5.0  # limits to connect, and to exchange the value
+_PROGRAM_S = 10.0  # limit for one run of munge, unmunge or scontrol
 _RETRY_S = 0.1
 _MAX_BYTES = 16384
 _MAX_CONNECTIONS = 32
@@ -231,7 +231,7 @@ def _read_line(connection: socket.socket, deadline: float) -> str:
 
 
 def encode(text: str) -> str:
-    """Returns a credential that only processes of this user can decode, once.
+    """Returns a credential that only processes of this user can decode, and only once.
 
     Raises:
         RendezvousError: MUNGE does not work on this host.

@@ -36,7 +36,7 @@ def answer_key(member: int, number: int) -> str:
 
 
 def join_key(generation: int) -> str:
-    """Returns the key that is set when newcomers want to join this generation."""
+    """Returns the key that is set when this generation is to end for newcomers."""
     return f"{prefix_of_generation(generation)}join"
 
 

@@ -198,7 +198,7 @@ class StoreServer:
 async def _while_connected(
     channel: Channel, waiting: Coroutine[Any, Any, _Result]
 ) -> _Result:
-    """Waits on behalf of a client, which must not send anything before its answer.
+    """Waits on behalf of a client, which must not send anything until it is answered.
 
     Raises:
         ChannelClosed: the client has closed its connection.
