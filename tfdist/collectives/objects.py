@@ -76,8 +76,8 @@ def broadcast_object(
     if root not in objects:
         raise errors.MismatchError(
             f"broadcast_object: its root, rank {root}, has joined and has nothing to "
-            "broadcast. When all ranks have joined, use the rank that tfdist.join() "
-            "returns."
+            "broadcast. To broadcast after tfdist.join(), use the rank that it returns "
+            "as root."
         )
     return objects[root]
 

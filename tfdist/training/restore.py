@@ -262,7 +262,10 @@ def shapes_difference(
 
 
 def _load(model: keras.Model, path: str) -> None:
-    """Loads all variables or none; Keras alone stops at the first missing layer."""
+    """Loads all variables or none.
+
+    Keras itself stops at the first missing layer, after it has loaded earlier ones.
+    """
     before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
     was_built = model.built
     # Keras requires a built model, and a model without `call` (a GAN) is never built.

@@ -79,7 +79,7 @@ _STEP = re.compile(r"(\d+)/step/(\d+)")
 
 
 def step_key(generation: int, member: int) -> str:
-    """Returns the key for a member's number of commits, in answer to `ask_step_key`."""
+    """Returns the key of a member's number of commits, its answer to `ask_step_key`."""
     return f"{prefix_of_generation(generation)}step/{member}"
 
 
