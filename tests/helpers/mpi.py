@@ -6,12 +6,15 @@ installed into a folder of its own below build/mpi, once.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from helpers.hosts import FAKE_SSH
 from helpers.launcher import clean_environment
@@ -68,15 +71,54 @@ def library(kind: str, compiler: str = "mpicc") -> Path:
 def run(
     words: list[str], cwd: Path, *, timeout_s: float = 60, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command without the variables of a launcher."""
-    return subprocess.run(
+    """Runs a command without the variables of a launcher.
+
+    When it does not end in time, fails with the threads of the processes that are left.
+    """
+    process = subprocess.Popen(
         words,
         cwd=cwd,
         env=clean_environment(XDG_RUNTIME_DIR=str(cwd), **AS_ROOT, **environ),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
+        start_new_session=True,
     )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        left = _session(process.pid)
+        threads = "\n".join(map(_threads, left))
+        for one in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        stdout, stderr = process.communicate()
+        raise AssertionError(
+            f"{words} did not end in {timeout_s:g} s:\n{threads}\n{stdout}\n{stderr}"
+        ) from None
+    return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """The processes of a session, and all that these have started."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == leader:
+                found |= {process, *process.children(recursive=True)}
+    return sorted(found, key=lambda process: process.pid)
+
+
+def _threads(process: psutil.Process) -> str:
+    """What a process is, and where in the kernel each of its threads waits."""
+    with contextlib.suppress(psutil.NoSuchProcess, OSError):
+        folder = Path(f"/proc/{process.pid}/task")
+        waits = [
+            f"{(one / 'comm').read_text().strip()} in {(one / 'wchan').read_text()}"
+            for one in folder.iterdir()
+        ]
+        return f"{process.pid} {process.status()} {process.cmdline()}: {waits}"
+    return f"{process.pid} has ended meanwhile"
 
 
 def over_hosts(hosts: Hosts, mpirun: list[str], folder: Path) -> list[str]:
