@@ -1,4 +1,4 @@
-# tfdist in one command each; `make help` lists them.
+# One command for each task; `make help` lists them.
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 OP_COMPILER = ROOT / "tfdist" / "core" / "op_compiler.py"
 BUILD_TIMEOUT_S = 1800
 
-# Run by the interpreter that has the TensorFlow: it logs to stdout's neighbour, so the
+# Run by the interpreter that has the TensorFlow. Its import may print something, so the
 # last line is the answer.
 QUESTION = """
 import json, tensorflow as tf
@@ -73,7 +73,7 @@ def find_tensorflow() -> dict:
             "  pip install --no-build-isolation tfdist   # in the source folder: -e ."
         )
     origin = Path(spec.origin)
-    # The number is that of the form of the answer.
+    # The number is the version of the answer's format.
     key = f"2 {sys.executable} {origin} {origin.stat().st_mtime_ns}"
     kept = build_folder() / "tensorflow.json"
     with contextlib.suppress(OSError, ValueError):
@@ -97,7 +97,7 @@ def ask_tensorflow(python: str) -> dict:
     )
     if found.returncode != 0:
         raise SetupError(
-            f"\nTensorFlow does not import into {python}:\n{found.stderr[-2000:]}\n"
+            f"\n{python} cannot import TensorFlow:\n{found.stderr[-2000:]}\n"
             f"Repair it first: {python} -c 'import tensorflow'"
         )
     return json.loads(found.stdout.strip().splitlines()[-1])
@@ -146,8 +146,8 @@ class BuildNative(build_ext):
         cmake, generator = check_tools()
         output = self._output_folder()
         output.mkdir(parents=True, exist_ok=True)
-        # Not always: what another compiler warns of, nobody may have seen. Told each
-        # time, because CMake keeps what it was told.
+        # Off by default: other compilers may have warnings that nobody has seen yet.
+        # Always passed, because CMake keeps the value of an earlier call.
         strict = "ON" if os.environ.get("WERROR") == "1" else "OFF"
         # What changes from here on is newer than the build (tfdist_ops/fresh.cmake).
         build_folder().mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def run_tool(*command: str) -> None:
 
 
 def parallel_jobs() -> int:
-    """One compiler for each core and for each GiB of memory, which one file needs."""
+    """One compiler for each core, but at most one for each GiB of memory."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(memory_gib)))
@@ -259,7 +259,7 @@ def parallel_jobs() -> int:
 
 setup(
     license="Apache-2.0",
-    # No sources: BuildNative knows them. The wheel becomes one of this platform.
+    # No sources: BuildNative knows them. An extension ties the wheel to a platform.
     ext_modules=[Extension("tfdist._native", sources=[])],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

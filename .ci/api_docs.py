@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(f"{PAGE} is current\n")
         return 0
     if is_check:
-        sys.stderr.write(f"{PAGE} is not current. Write: make docs\n")
+        sys.stderr.write(f"{PAGE} is not current. Run: make docs\n")
         return 1
     PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")

@@ -31,7 +31,7 @@ _HEAD = """\
 <!-- Made from the signatures and docs/arguments.yaml by `make docs`; do not edit. -->
 
 What each argument does when several ranks train together, and the test in `tests/` that
-keeps it. `timeout_s` is everywhere the number of seconds to wait, by default
+verifies it. `timeout_s` is everywhere the number of seconds to wait, by default
 `TFDIST_TIMEOUT_S`.
 """
 
@@ -91,8 +91,8 @@ def problems(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = []
     for title, section in sections.items():
         expected, rows = arguments_of(section["of"]), section["rows"]
-        found += [f"{title}: no row of {n}" for n in expected if n not in rows]
-        found += [f"{title}: {n} is no argument" for n in rows if n not in expected]
+        found += [f"{title}: no row for {n}" for n in expected if n not in rows]
+        found += [f"{title}: {n} is not an argument" for n in rows if n not in expected]
         for name, row in rows.items():
             cells = [*row, "", ""][:2]
             if len(row) != 2 or not all(str(cell).strip() for cell in cells):
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(f"{PAGE} is current\n")
         return 0
     if is_check:
-        sys.stderr.write(f"{PAGE} is not current. Write: make docs\n")
+        sys.stderr.write(f"{PAGE} is not current. Run: make docs\n")
         return 1
     PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")

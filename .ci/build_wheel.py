@@ -8,8 +8,8 @@
    wheels must have the same bytes. auditwheel checks them for the platform.
 3. In each environment, without a compiler on the PATH: the wheel is installed, and the
    example trains on two ranks, which must end with the same weights.
-4. In the last one, without its operations: a refusal where there is no compiler, and a
-   compilation on first use where there is one.
+4. In the last one, the operations are removed. Without a compiler, tfdist must refuse
+   to start; with one, it must compile them on first use.
 
 Python 3.11 to 3.13 are taken from the PATH as far as they are there. The exit code is 0
 only if everything held.
@@ -62,7 +62,7 @@ print("trained", tf.__version__, tfdist.size(), weights)
 
 
 class WheelError(Exception):
-    """Something that the wheel must do does not hold."""
+    """A requirement on the wheel is not met."""
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -186,9 +186,9 @@ def try_wheel(wheel: Path, python: Path, minor: str) -> None:
 
 
 def try_first_use(python: Path) -> None:
-    """Takes the operations for its TensorFlow away from the installed wheel."""
+    """Removes the installed operations; trains without a compiler, and with one."""
     show = "import tfdist, pathlib; print(pathlib.Path(tfdist.__file__).parent)"
-    # Not in the source folder, from which Python would import.
+    # Elsewhere than in the source folder, from which Python would import tfdist.
     told = run(python, "-c", show, env=without_compiler(python), cwd=WORK)
     folder = Path(told.split()[-1])
     for library in (folder / "_native").glob("libtfdist_tf-*.so"):
@@ -203,7 +203,7 @@ def try_first_use(python: Path) -> None:
         if "no C++17 compiler was found" not in str(error):
             raise
     else:
-        raise WheelError("without a compiler and operations there was no refusal")
+        raise WheelError("expected an error without compiler and operations, got none")
     environment["PATH"] += f":{os.environ['PATH']}"
     begin = time.monotonic()
     output = train(python, environment)

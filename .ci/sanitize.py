@@ -57,7 +57,7 @@ def _build(name: str) -> Path:
 
 
 def _tests(build: Path) -> list[str]:
-    """As ctest knows them: those that are whole first, without their samples."""
+    """Names of the tests: the full ones first, without the samples of these."""
     command = [_tool("ctest"), "--test-dir", str(build), "--show-only=json-v1"]
     listed = subprocess.run(command, check=True, capture_output=True, timeout=60)
     names = [test["name"] for test in json.loads(listed.stdout)["tests"]]
@@ -67,7 +67,7 @@ def _tests(build: Path) -> list[str]:
 
 
 def run(name: str, record: Record) -> bool:
-    """Builds and runs one; True when every test passed without a report."""
+    """Runs the tests under a sanitizer; True when all passed without a report."""
     build = _build(name)
     passed: dict[str, float] = record.rows.setdefault(name, {})
     tests = _tests(build)

@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.tree import tracked_files  # noqa: E402
 
 VERSIONS = ("2.16", "2.21")
-# That TensorFlow needs protobuf 4. Later versions of tensorflow-metadata, which comes
-# with tensorflow-datasets, install beside it, and cannot be imported.
+# TensorFlow 2.16 needs protobuf 4. Later versions of tensorflow-metadata, which comes
+# with tensorflow-datasets, can be installed with it, but not imported.
 HELD = {"2.16": ("tensorflow-metadata<1.18",)}
 # Ops, tape, optimizer, fit, XLA, overlap, and the sample of the matrix.
 SMOKE = (

@@ -1,7 +1,7 @@
 """Builds `libtfdist_xla.so` beside the other libraries of tfdist (`make xla`).
 
-Of the tfdist that this interpreter imports, so also in an environment of your own:
-`python .ci/xla.py`.
+The library goes to the tfdist that this interpreter imports. In an environment of your
+own, use its interpreter: `python .ci/xla.py`.
 
 Optional: with it, `jit_compile=True` compiles whole training steps, the reduction of
 the gradients among them. It is built for the installed TensorFlow, against the headers
@@ -30,7 +30,7 @@ TIMEOUT_S = 1800
 
 
 def missing(include: Path, lib: Path) -> list[Path]:
-    """What is needed of TensorFlow and not there."""
+    """The files of TensorFlow that are needed and missing."""
     needed = [include / name for name in HEADERS] + [lib / "libtensorflow_cc.so.2"]
     return [path for path in needed if not path.exists()]
 
@@ -60,7 +60,7 @@ def main() -> int:
             f"make xla: TensorFlow {tf.__version__} comes without what the library is "
             "built from:\n  " + "\n  ".join(map(str, absent)) + "\n"
             "Nothing was built. tfdist works without it: jit_compile=True compiles "
-            "forward and backward, the reduction and the update run outside.",
+            "the forward and backward pass; the reduction and the update run outside.",
             file=sys.stderr,
         )
         return 1
@@ -84,7 +84,7 @@ def main() -> int:
         f"-DTFDIST_TF_VERSION={tf.__version__}",
         f"-DTFDIST_OUTPUT_DIR={native}",
     ]
-    # One file at a time: each of TensorFlow's needs up to 2 GB.
+    # One file at a time: with TensorFlow's headers, each needs up to 2 GB.
     build = [program("cmake"), "--build", str(BUILD), "--parallel", "1"]
     for command in (configure, build):
         code = subprocess.run(command, timeout=TIMEOUT_S).returncode

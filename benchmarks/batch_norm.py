@@ -1,13 +1,13 @@
-"""What synchronised batch normalisation costs: a chain of layers, forward and backward.
+"""Cost of synchronized batch normalization in a chain of layers, forward and backward.
 
     tfdistrun -np 2 python benchmarks/batch_norm.py [--layers 20] [--rounds 9]
 
-The chain has nothing but batch normalisations, so that nothing hides the messages: each
-layer waits for its allgather, and each gradient for its allreduce. Plain layers and
-synchronised ones make their steps in turn, on the same values; all ranks begin a step
-together. Reported, for several numbers of channels: the median of the rounds' times,
-and what a call of the layer costs more, two messages, in microseconds; on a machine
-that is busy the difference of the shortest times says more.
+The chain has nothing but batch normalizations, so that nothing hides the messages: each
+layer waits for its allgather, and each gradient for its allreduce. Plain and
+synchronized layers take turns, on batches of the same shape; all ranks begin a round's
+steps together. Reported, for several numbers of channels: the median of the rounds'
+times, and the additional time of a layer with its two messages, in microseconds. On a
+busy machine, the difference of the shortest times is more reliable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def chain(layers: list[Any], channels: int) -> Callable[[], Any]:
 
 
 def seconds(step: Callable[[], Any], count: int) -> float:
-    """Of one step, on average."""
+    """Mean seconds of one step."""
     tfdist.barrier()
     begin_s = time.perf_counter()
     for _ in range(count):
@@ -81,7 +81,7 @@ def main() -> None:
         if tfdist.rank() == 0:
             print(
                 f"{channels:5} channels: {plain_s * 1e3:6.2f} ms plain, "
-                f"{synchronised_s * 1e3:6.2f} ms synchronised: {extra_us:4.0f} us more "
+                f"{synchronised_s * 1e3:6.2f} ms synchronized: {extra_us:4.0f} us more "
                 f"a layer ({best_us:.0f} by the shortest)",
                 flush=True,
             )

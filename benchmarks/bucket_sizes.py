@@ -1,13 +1,13 @@
-"""What the size of the buckets costs a step (TFDIST_BUCKET_BYTES).
+"""Effect of the size of the buckets (TFDIST_BUCKET_BYTES) on the time of a step.
 
     python benchmarks/bucket_sizes.py                  # two ranks on one host
-    sudo python benchmarks/bucket_sizes.py --mbit 5000 # on two, with such a line
+    sudo python benchmarks/bucket_sizes.py --mbit 5000 # on two hosts, 5 Gbit/s
 
 Two ranks compute the gradients of ResNet-50 on small pictures, 102 MB a step in about
 0.17 s, and average them, with buckets of each size in turns within each round. Reported
-are medians over the rounds, on rank 0: of a step, of its time over that of the first
-size, and of what it waited for its gradients (docs/progress.md). The hosts are network
-namespaces (shaped_hosts.py).
+are medians over the rounds, on rank 0: of the time of a step, of its ratio to the first
+size, and of the time that it waited for its gradients (docs/progress.md). The hosts are
+network namespaces (shaped_hosts.py).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def on_two_hosts(mbit: float, command: list[str]) -> int:
 def main() -> int:
     """Measures and prints; returns an exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mbit", type=float, help="of the line; default: one host")
+    parser.add_argument("--mbit", type=float, help="line in Mbit/s; default: one host")
     parser.add_argument("--sizes", default="8,1,2,4,16,64", help="in MiB")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)

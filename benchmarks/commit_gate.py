@@ -1,4 +1,4 @@
-"""What the commit gate costs: ResNet-50's gradients with it and without it.
+"""Cost of the commit gate: ResNet-50's gradients with it and without it.
 
     python benchmarks/commit_gate.py [--ranks 2] [--rounds 7] [--steps 30] [--free]
 
@@ -8,10 +8,10 @@ is the reduction alone, without a backward pass to hide it: the gate's share of 
 step is smaller. All ranks begin a step together, as the ranks of a training job come to
 the end of their backward passes together, and it lasts until the slowest has all of it.
 
-With `--free` nobody waits between two steps of a round. Without the gate a rank then
-reduces the next step while others still read the end of this one, which the gate
-forbids by its nature, and training by its own: the next gradients need the weights of
-this step. That ratio bounds the gate's cost from above.
+With `--free` no rank waits between two steps of a round. Without the gate, a rank then
+reduces the next step while others still read the end of this one. The gate does not
+allow this, nor does training: the next gradients need the weights of this step. The
+ratio is therefore an upper bound of the gate's cost.
 
 Reported: the median of the rounds' ratios, and how much a copy of memory varied.
 """
@@ -118,7 +118,7 @@ class Job:
         return max(float(answer) for answer in answers)
 
     def end(self) -> None:
-        """Lets the ranks go."""
+        """Ends the ranks."""
         for _, command, _ in self._ranks:
             os.close(command)
         for pid, _, answer in self._ranks:
@@ -151,7 +151,7 @@ def jobs(size: int, variables: Mapping[str, str]) -> Iterator[tuple[Job, Job]]:
     try:
         yield both
     finally:
-        for job in reversed(both):  # the later one's ranks hold ends of the first one's
+        for job in reversed(both):  # the second job holds pipes of the first
             job.end()
 
 

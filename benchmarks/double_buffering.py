@@ -12,7 +12,8 @@ Measured are steps of a `tf.function` with `DistributedGradientTape`: synchronou
 with double buffering, in float32 and with compression="fp16". In each round all four
 run in turn. Reported are the medians of the rounds' ratios: a variant's speed over that
 of synchronous float32, and its efficiency, the time of the computation over that of the
-step. The ideal is max(1, r') of the computation, with r' of the compressed reduction.
+step. At best, a step with double buffering takes max(1, r') times the computation,
+where r' is the ratio r of the variant's own reduction.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ VARIANTS = {
 
 
 class Rank:
-    """The functions of one rank."""
+    """One rank, with a step for each variant."""
 
     def __init__(self) -> None:
         import tensorflow as tf
@@ -80,7 +81,7 @@ class Rank:
         return step
 
     def seconds(self, name: str, sleep_s: float, steps: int) -> float:
-        """Returns the time of a step; the one before them is not counted."""
+        """Returns the mean time of `steps` steps, after one that is not counted."""
         self._sleep_s = sleep_s
         step = self._steps[name]
         step()

@@ -1,6 +1,6 @@
 """Measures the cost of elastic training, and a job whose ranks are killed.
 
-    python benchmarks/elastic.py cost [--rounds 7]    # with State and without, in turn
+    python benchmarks/elastic.py cost [--rounds 7]  # with commits and without, in turn
     python benchmarks/elastic.py kills [--seconds 60] # draws docs/images/elastic.svg
 
 `cost` trains on two ranks, in rounds: steps of an elastic loop without a commit, and as
@@ -11,7 +11,7 @@ a training. "fit" trains the CNN with `model.fit`, in a job with `Elastic` betwe
 jobs without it, whose ratio is the control. Reported: the median of the rounds' ratios,
 and their range.
 
-`kills` trains the CNN on three ranks and kills one of them now and then. The picture
+`kills` trains the CNN on three ranks and kills rank 0 twice. The picture
 shows the images per second and the number of ranks over time.
 """
 

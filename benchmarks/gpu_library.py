@@ -161,7 +161,7 @@ class Library:
 
 
 def find_nvcc() -> str | None:
-    """Path of nvcc: $NVCC, the PATH, $CUDA_HOME, /usr/local/cuda."""
+    """Path of nvcc: $NVCC, the PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda."""
     homes = [
         os.environ.get("CUDA_HOME"),
         os.environ.get("CUDA_PATH"),
@@ -174,7 +174,7 @@ def find_nvcc() -> str | None:
 
 
 def build(nvcc: str) -> Path:
-    """Compiles the library where a source is newer; returns its path.
+    """Compiles the library if a source is newer; returns its path.
 
     Raises:
         RuntimeError: nvcc failed; the message holds what it said.
@@ -190,7 +190,7 @@ def build(nvcc: str) -> Path:
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
     command = [
         *(nvcc, "-O3", "-std=c++17", "-shared", f"-I{SOURCES}", "-arch=all-major"),
-        # A static runtime: the library loads, and says so, where CUDA is missing.
+        # A static runtime: without CUDA, the library loads and reports what is missing.
         *("-cudart", "static", "-Werror", "all-warnings"),
         *("-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"),
         *("-o", str(LIBRARY), *map(str, units)),
@@ -208,7 +208,8 @@ def load() -> tuple[Library | None, str]:
     """The library on a machine that can run it; else None and the reason."""
     nvcc = find_nvcc()
     if nvcc is None:
-        return None, "no nvcc found ($NVCC, PATH, $CUDA_HOME, /usr/local/cuda)"
+        places = "$NVCC, PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda"
+        return None, f"no nvcc found ({places})"
     library = Library(build(nvcc))
     count, reason = library.device_count()
     if count == 0:

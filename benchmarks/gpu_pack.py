@@ -19,10 +19,10 @@ from typing import Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("Expected NumPy for this Python. Write: make setup, or pip install numpy")
+    sys.exit("Expected NumPy for this Python. Run: make setup, or pip install numpy")
 
 try:
-    import ml_dtypes  # its bfloat16; without it the rounding below
+    import ml_dtypes  # for bfloat16; without it, `from_float32` rounds
 except ImportError:
     ml_dtypes = None
 
@@ -57,7 +57,7 @@ def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def expected(values: np.ndarray, source: str, target: str, scale: float) -> np.ndarray:
-    """What the kernels promise for `cast(values * scale)`."""
+    """The result that the kernels promise for `cast(values * scale)`."""
     if source == target and scale == 1:
         return values
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,7 +160,7 @@ def check_case(
 
 
 def check_all(library: Library) -> tuple[int, list[str]]:
-    """Every pair, scale, alignment and list of sizes: cases run, and what failed."""
+    """Checks all combinations; returns the number of cases, and what failed."""
     lists = [
         [0, 1, 2, 3, 7, 8, 9, 0, 255, 256, 4095, 4096, 4097, 8191, 8192, 8193],
         [1_000_003, 17],
@@ -184,7 +184,7 @@ def check_all(library: Library) -> tuple[int, list[str]]:
 
 
 def check_refusals(library: Library) -> list[str]:
-    """Bad batches must be refused with words, not run."""
+    """Checks that bad batches raise an error instead of running."""
     layout = Layout([16], "float32", shift=0)
     wrong = []
     bad = {
@@ -228,7 +228,7 @@ MEASURED_PAIRS = [
 def measure(library: Library, runs: int) -> list[dict[str, Any]]:
     """Bandwidths of pack, unpack, a plain copy and PyTorch's pack.
 
-    Bytes read and written per time.
+    In GB/s: bytes read plus bytes written.
     """
     rows = []
     for (name, sizes), pair in itertools.product(MEASURED.items(), MEASURED_PAIRS):

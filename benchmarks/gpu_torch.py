@@ -1,4 +1,4 @@
-"""What PyTorch makes of the same tensors as the pack kernels, where it sees the GPU."""
+"""Packs the tensors of the pack kernels with PyTorch, where it sees the GPU."""
 
 from typing import Any
 

@@ -4,11 +4,11 @@
 
 Each process trains the models below by itself, every gradient in a bucket of its own
 (TFDIST_FUSION_BYTES=0), so that the core's records tell when each was ready. From these
-times follows, for buckets along an order, how much of the communication a step would
-wait for if reducing took as long as the backward pass, in percent of it. Orders: that
-of the list, that of the graph's levels (TFDIST_BUCKET_ORDER=traced), that in which
-gradients were ready in the first five steps of the same process, and of another one.
-The steps after these count. See docs/design/0008-observed-order.md.
+times, the script computes for buckets in a given order which percentage of the
+communication would delay the step if reducing took as long as the backward pass. The
+orders: the reverse of the list, the graph's levels (TFDIST_BUCKET_ORDER=traced), and
+the order in which gradients were ready in the first five steps of the same process, or
+of another one. Only later steps are evaluated. See docs/design/0008-observed-order.md.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def models() -> Iterator[tuple[str, Callable[[Any], Any], list[Any], Any]]:
 def times_of(
     call: Callable[[Any], Any], v: list[Any], batch: Any, steps: int
 ) -> dict[str, Any]:
-    """When each gradient was ready in each step, in microseconds after the first."""
+    """Ready times of the gradients of each step, in us after the step's first one."""
     import tensorflow as tf
 
     from tfdist.core import native
@@ -113,7 +113,7 @@ def times_of(
 
 
 def record(steps: int, path: Path) -> None:
-    """Writes the times of all models, of this process."""
+    """Writes the times of all models in this process."""
     import tfdist
 
     tfdist.init()

@@ -2,22 +2,22 @@
 
     python benchmarks/input_pipeline.py [--rounds 7] [--images 1024] [--data FOLDER]
 
-Pieces of two photographs, 500 x 375 pixels and around as most pictures of ImageNet,
-are packed into tars as ImageNet has them, and the real `imagenet2012` builder prepares
+Crops of two photographs, about 500 x 375 pixels like most pictures of ImageNet, are
+packed into tars like those of ImageNet, and the real `imagenet2012` builder prepares
 them. Then three pipelines make batches in turn, in one process, on the same cores:
 
 - plain: `tfds.load` and what its guides say: decode, shuffle, crop, scale, mirror,
-  normalise, batch, prefetch, with AUTOTUNE;
-- plain, uint8: the same, but normalisation is left to the model, as ours leaves it;
+  normalize, batch, prefetch, with AUTOTUNE;
+- plain, uint8: the same, but normalization is left to the model, as in the recipe;
 - recipe: `recipes/imagenet_data.py`.
 
 First it is checked that an epoch of the recipe has the labels of the data. In a round
 each pipeline starts anew, makes some batches that do not count, and is then measured;
 the order changes with every round. Reported: medians, 10th and 90th percentile, CPU
 time of an image (which other programs on the machine change less), the median of the
-ratios within a round, and how much a copy of memory, the control, varied. At last the
-wait for data of a step that otherwise sleeps for 50 ms, beside the wait for a batch
-that is there already.
+ratios within a round, and how much a copy of memory, the control, varied. The last rows
+show how long a step that otherwise sleeps for 50 ms waits for data, beside the wait for
+a batch that already exists.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ import prepare_imagenet  # noqa: E402
 
 SIZE, CLASSES = 224, 1000
 PICTURES = 400
-# Width and height: what is most frequent in ImageNet.
+# The most frequent widths and heights in ImageNet.
 SHAPES = ((500, 375), (500, 333), (375, 500), (500, 375), (400, 500), (500, 400))
 QUALITY = 95
 MEAN = tf.constant([0.485, 0.456, 0.406]) * 255
@@ -58,7 +58,7 @@ DEVIATION = tf.constant([0.229, 0.224, 0.225]) * 255
 
 
 class Photographer:
-    """Pieces of the photographs that come with scikit-learn, as large as ImageNet's."""
+    """Draws crops of scikit-learn's photographs, in the sizes of ImageNet."""
 
     def __init__(self) -> None:
         names = ("china.jpg", "flower.jpg")
@@ -103,7 +103,7 @@ def make_data(folder: Path) -> None:
 
 
 def plain(folder: Path, batch: int, normalise: bool = True) -> tf.data.Dataset:
-    """As the guides of tensorflow-datasets and Keras write it, for one rank of one."""
+    """The pipeline of the tensorflow-datasets and Keras guides, for a single rank."""
 
     def augment(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         begin, size, _ = tf.image.sample_distorted_bounding_box(
@@ -139,7 +139,7 @@ def plain(folder: Path, batch: int, normalise: bool = True) -> tf.data.Dataset:
 
 
 def recipe(folder: Path, batch: int, last_step: int = 10**6) -> tf.data.Dataset:
-    """That of `recipes/imagenet_data.py`, for one rank of one."""
+    """The pipeline of `recipes/imagenet_data.py`, for a single rank."""
     split = imagenet_data.open_split("tfds", folder, "train")
     return split.training_batches(
         first_step=0, last_step=last_step, global_batch=batch, seed=1, rank=0, size=1
@@ -147,7 +147,7 @@ def recipe(folder: Path, batch: int, last_step: int = 10**6) -> tf.data.Dataset:
 
 
 def constant(folder: Path, batch: int) -> tf.data.Dataset:
-    """Batches that are there already: their wait is that of the machine."""
+    """Repeats an existing batch: the wait that remains is due to the machine."""
     del folder
     shape = (batch, SIZE, SIZE, 3)
     one = tf.zeros(shape, tf.uint8), tf.zeros((batch, CLASSES))
@@ -179,7 +179,7 @@ def rate(dataset: tf.data.Dataset, images: int, batch: int) -> tuple[float, floa
 
 
 def waits_ms(dataset: tf.data.Dataset, steps: int, step_ms: float) -> list[float]:
-    """For data, of each step but the first, which waits until the pipeline is full."""
+    """Waits of the steps for data, in ms, after a first one that fills the pipeline."""
     iterator: Iterator[Any] = iter(dataset)
     next(iterator)
     found = []
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
     parser.add_argument("--images", type=int, default=1024, help="images a round")
     parser.add_argument("--batch", type=int, default=64, help="images of a batch")
-    parser.add_argument("--step_batch", type=int, default=16, help="of a 50 ms step")
+    parser.add_argument("--step_batch", type=int, default=16, help="images of a step")
     parser.add_argument("--steps", type=int, default=200, help="steps of 50 ms")
     parser.add_argument("--data", type=Path, help="where to keep the prepared data")
     options = parser.parse_args()

@@ -5,10 +5,10 @@
 
 The same model three times: `jit_compile=False`; `jit_compile=True` with the reduction
 and the update outside of what XLA compiles (`xla="off"`); and with both inside, which
-takes `libtfdist_xla.so`. They make their steps in turn, on the same batch, and all
-ranks begin together. First it is checked that they end with the same weights, within
-1e-4. Reported: the median of the rounds' times of a step, its 10th and 90th percentile,
-and the medians of the ratios, within a round, to the first two.
+takes `libtfdist_xla.so`. They take turns, on the same batch, and all ranks begin a
+measurement together. A first check compares their weights after five steps, to 1e-4.
+Reported: the median step time of the rounds, its 10th and 90th percentile, and the
+medians of its ratios, within a round, to those of the first two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODELS = ("dense", "wide", "deep", "convolutions")
 
 
 def layers(kind: str) -> list[Any]:
-    """A model of 0.3 or 5.8 million weights in few layers, of many, of convolutions."""
+    """Layers with 0.3 or 5.8 million weights, many small ones, or convolutions."""
     dense = keras.layers.Dense
     if kind in ("dense", "wide"):
         width = 256 if kind == "dense" else 2048
@@ -56,7 +56,7 @@ def layers(kind: str) -> list[Any]:
 def trained(
     kind: str, way: str, batch: tuple[Any, Any]
 ) -> tuple[Any, Callable[[], Any]]:
-    """A model after five steps, and one step more."""
+    """Returns a model after five steps, and a function that makes one more."""
     jit_compile, xla = WAYS[way]
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -72,7 +72,7 @@ def trained(
 
 
 def seconds(step: Callable[[], Any], count: int) -> float:
-    """Of one step, on average."""
+    """Mean seconds of one step."""
     tfdist.barrier()
     begin_s = time.perf_counter()
     for _ in range(count):
@@ -82,7 +82,7 @@ def seconds(step: Callable[[], Any], count: int) -> float:
 
 
 def largest_difference(models: list[Any]) -> float:
-    """Of a weight of any of the models to that of the first."""
+    """Largest difference of a weight between the first model and any other."""
     first, *others = [[w.numpy() for w in model.weights] for model in models]
     return max(
         float(np.abs(a - b).max())

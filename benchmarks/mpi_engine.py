@@ -2,11 +2,11 @@
 
     python benchmarks/mpi_engine.py PREFIX [PREFIX ...] [--np 2] [--rounds 7]
 
-PREFIX is the folder of an MPI, with bin/mpirun and bin/mpicc. In each round, every way
-of carrying the data runs `tfdist bench` once on this host, under the mpirun of the
-first MPI (that of its own MPI for "mpi"): TCP, TCP again as the control, shared memory,
-and each MPI, with which no data go through tfdist's shared memory. Reported are the
-medians of the rounds' ratios to TCP, and their ranges.
+PREFIX is the folder of an MPI, with bin/mpirun and bin/mpicc. Each round runs `tfdist
+bench` on this host once for each way of carrying the data: TCP, TCP again as the
+control, shared memory, and each MPI, with which no data go through tfdist's shared
+memory. The ranks start under the mpirun of the first MPI, or of the MPI that carries
+the data. Reported are the medians of the rounds' ratios to TCP, and their ranges.
 """
 
 from __future__ import annotations

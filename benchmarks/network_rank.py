@@ -1,11 +1,11 @@
-"""One rank of benchmarks/networks.py: waits for requests on stdin, tells times.
+"""One rank of benchmarks/networks.py: answers requests on stdin with times.
 
     network_rank.py tfdist|gloo|send|receive
 
 A request is a line {"bytes", "repeats"}; the answer {"seconds", "cpu_seconds",
-"bytes_sent"} is of all repeats: allreduces of that many bytes of float32, one after
-the other. The first is verified before the clock runs. `send` and `receive` are the
-two ends of one plain socket: what the line itself lets through.
+"bytes_sent"} covers all repeats: allreduces of that many bytes of float32, one after
+the other. Before the clock starts, one more is verified. `send` and `receive` are the
+two ends of one plain socket, which shows what the line itself can carry.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Tfdist:
         return sum(x["data_bytes_sent"] for x in links if x["transport"] == "tcp")
 
     def allreduce(self, x: np.ndarray) -> np.ndarray:
-        # As gradients go: of a registered group, which is agreed on once. In place, so
-        # that no page is touched for the first time.
+        # Like gradients: in a registered group, which is negotiated once. In place, so
+        # that no memory page is touched for the first time.
         name = f"sum{x.size}"
         if name not in self._groups:
             text = f"{name} float32 {list(x.shape)}\nop=sum"
@@ -74,7 +74,7 @@ class Gloo:
         self._torch.distributed.barrier()
 
     def bytes_sent(self) -> int:
-        return 0  # it does not tell
+        return 0  # gloo does not count them
 
     def allreduce(self, x: np.ndarray) -> np.ndarray:
         self._torch.distributed.all_reduce(self._torch.from_numpy(x))

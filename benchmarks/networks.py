@@ -9,8 +9,9 @@ Each host is a network namespace (shaped_hosts.py). All contenders of a network 
 the same time and take turns within each round; a round's time is that of the slowest
 rank. Reported are medians over the rounds, and medians of the rounds' ratios. Rates:
 algbw = bytes / time, busbw = algbw * 2 (K - 1) / K for K ranks (nccl-tests,
-doc/PERFORMANCE.md). The rate of a line counts the headers of its packets; what of it a
-program can have at most, and what a plain socket gets, is told with each network.
+doc/PERFORMANCE.md). The rate of a line includes the headers of its packets. The first
+row of each network tells which share of it a program can use, and which share a plain
+socket gets.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ ALGORITHMS = (
 
 @dataclass(frozen=True)
 class Contender:
-    """What is measured.
+    """A library with its settings and the placement of its ranks.
 
     Attributes:
-        name: in the tables.
-        hosts: of each rank, as an index of the network's hosts.
+        name: name in the tables.
+        hosts: host of each rank, as an index of the network's hosts.
         environ: TFDIST_* variables.
         peer: "tfdist" or "gloo".
     """
@@ -81,7 +82,7 @@ class Fleet:
         ]
 
     def wait(self) -> None:
-        """Until all ranks are connected."""
+        """Waits until all ranks are connected."""
         for process in self._processes:
             _expect(process, "ready")
 
@@ -130,7 +131,7 @@ def environments(
         "TFDIST_JOB_ID": f"networks-{port}",
         "TFDIST_RENDEZVOUS": f"{master}:{port}",
         "TFDIST_SECRET_FILE": secret,
-        # The worlds that wait for their turn are to be quiet.
+        # Contenders that wait for their turn should send little.
         "TFDIST_HEARTBEAT_S": "1",
         "TFDIST_PEER_TIMEOUT_S": "30",
         **contender.environ,
@@ -250,7 +251,7 @@ def plain_streams(network: ShapedHosts, size: int = 64 * _MIB) -> float:
 
 
 def repeats_for(size: int, mbit_s: float) -> int:
-    """About a third of a second of the line's time, at least 2."""
+    """How many repeats take about 0.3 s of the line: at least 2, at most 200."""
     seconds = max(2 * size * 8e-6 / mbit_s, 1e-3)
     return max(2, min(200, round(0.3 / seconds)))
 
@@ -261,7 +262,7 @@ def measure(
     sizes: Sequence[int],
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """One row a contender and size; the first contender is what ratios refer to."""
+    """One row per contender and size; the ratios are to the first contender."""
     rows = []
     with fleets(network, contenders) as started:
         for size in sizes:
@@ -270,7 +271,7 @@ def measure(
             for fleet in started:
                 fleet.measure(size, 2)  # warms up
             for turn in range(rounds):
-                # Nobody always comes after the same one.
+                # Each round begins with a different contender.
                 shift = turn % len(started)
                 for fleet in started[shift:] + started[:shift]:
                     one = fleet.measure(size, repeats)
@@ -315,7 +316,7 @@ def _row(
 
 
 def announce(network: ShapedHosts) -> None:
-    """Prints what the line is worth."""
+    """Prints which share of the line's rate reaches a program."""
     row = {
         "line": "plain sockets, each host to the next",
         "mbit_s": network.mbit_s,
@@ -335,7 +336,7 @@ def gloo(hosts: tuple[int, ...]) -> list[Contender]:
 
 
 def algorithm(name: str, **more: str) -> dict[str, str]:
-    """The variables that choose it."""
+    """The variables that select an algorithm."""
     return {"TFDIST_ALLREDUCE_ALGORITHM": name, **more}
 
 
@@ -455,17 +456,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=commands)
     parser.add_argument(
-        "--mbit", type=float, default=1000.0, help="of each line, each way"
+        "--mbit", type=float, default=1000.0, help="Mbit/s of each line, each way"
     )
     parser.add_argument(
-        "--hosts", type=_sizes, default=[2, 4, 8], help="scaling: how many"
+        "--hosts", type=_sizes, default=[2, 4, 8], help="scaling: numbers of hosts"
     )
     parser.add_argument(
         "--sizes", type=_sizes, default=[16 * _MIB], help="e.g. 64K,16M"
     )
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    # The networks are to go also when this is ended from outside.
+    # The networks must be removed when SIGTERM ends this process, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
         print(json.dumps({"skipped": reason}))

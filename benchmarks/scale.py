@@ -3,11 +3,11 @@
     python benchmarks/scale.py [--ranks 8 16 32 64 128 256] [--json report.json]
 
 Forks core clients (no TensorFlow) on this machine. They start, agree on barriers,
-reduce a few small tensors and leave; read is what they, the kernel and the engine have
-counted. Printed: a table, and for each column the exponent of its growth, fitted in
-logarithms between the smallest and the largest number of ranks above the limit of a
-full mesh. Elapsed times depend on what else the machine does; "cpu" columns, the sum
-over all ranks, do so less.
+reduce a few small tensors and leave. The script reads the counters of the kernel and
+the engine, and its own clocks. Printed: a table, and for each column the exponent of
+its growth, fitted in logarithms between the smallest and the largest number of ranks
+above the limit of a full mesh. Elapsed times depend on what else the machine does;
+"cpu" columns, the sum over all ranks, do so less.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COLUMNS = {
 
 
 def _descriptors() -> int:
-    """Without the pipes that a rank has inherited from this program."""
+    """Number of open descriptors, without pipes inherited from this program."""
     folder = "/proc/self/fd"
     found = 0
     for name in os.listdir(folder):
@@ -67,7 +67,7 @@ def _descriptors() -> int:
 
 
 def _memory_kib() -> int:
-    """Memory of this process alone, and its share of what it has in common."""
+    """Private memory of this process, and its share of shared memory (PSS)."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])

@@ -1,12 +1,12 @@
-"""What a rank gets from its reader, in elements a second, beside reading itself.
+"""Elements per second that a rank receives from its reader, or reads itself.
 
     tfdistrun -np 2 python benchmarks/scatter_data.py [--rounds 7] [--step-ms 50]
 
 Rank 0 reads, rank 1 receives and is measured; nothing else runs. The elements come from
-memory, so that "itself" is what TensorFlow does with no file at all. Both ways take
+memory, so "itself" shows the speed of TensorFlow without any file. Both ways take
 turns; reported is the median of the rounds. At the end, rank 1 makes steps of
-`--step-ms` milliseconds with batches of 64 pictures, and tells how long it has waited
-for a batch, the first step apart.
+`--step-ms` milliseconds with batches of 64 pictures, and prints how long they waited
+for a batch, without the first step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def batched_digits(rank: int) -> Dataset:
 
 
 def seconds(dataset: Dataset) -> float:
-    """Of reading it all on rank 1, while rank 0 does nothing else."""
+    """Seconds to read the whole dataset on rank 1; rank 0 does nothing else."""
     tfdist.barrier()
     begin_s = time.perf_counter()
     if tfdist.rank() == 1:

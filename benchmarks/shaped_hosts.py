@@ -2,12 +2,13 @@
 
 A host is a network namespace with one cable (a veth pair) to a bridge, which has a
 namespace of its own. Both ends of a cable are shaped: what a host sends at its end,
-what it receives at the bridge's. So a host has a full-duplex line of the given rate. Or
-the line is a bundle (`tc htb`): each connection stays on one of its lanes, which its
-ports choose, as where switches spread connections over cables, or a cloud limits each.
+what it receives at the bridge's. So a host has a full-duplex line of the given rate. At
+the host's end, the line can also be a bundle of lanes (`tc htb`): the ports of a
+connection choose its lane, as where switches spread connections over cables, or where
+a cloud limits each connection.
 
-The rate counts Ethernet, IP and TCP headers: of a packet of 1514 bytes 1448 are the
-program's, 95.6 %.
+The rate includes Ethernet, IP and TCP headers: 1448 of the 1514 bytes of a packet
+(95.6 %) carry data of the program.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What a line may send at once after a pause: what it makes up for when this machine was
-# late with a packet. Of 1 ms, or of less than two of the packets of 64 KiB in which the
+# How much a line may send at once after a pause, to make up for packets that this
+# machine sent late. With 1 ms, or with less than two of the 64 KiB packets in which the
 # kernel hands over a stream, plain sockets of 8 hosts on 2 busy cores lose 5 to 60 % of
-# their lines; of 4 ms, nothing, and still none gets more than its line. Messages of
-# less are slowed down only when many follow each other.
+# the rate of their lines. With 4 ms they lose nothing, and none exceeds its rate.
+# Messages smaller than a burst are slowed down only when many follow each other.
 _BURST_S = 4e-3
 _LEAST_BURST_BYTES = 128 << 10
 _LIMIT_BYTES = 4 << 20
@@ -34,12 +35,12 @@ _made = itertools.count()
 
 @dataclass(frozen=True)
 class ShapedHosts:
-    """Hosts that answer.
+    """Hosts whose network is up.
 
     Attributes:
         spaces: names of their network namespaces.
-        addresses: of each.
-        mbit_s: rate of each line, each way.
+        addresses: their IP addresses.
+        mbit_s: rate of each line in Mbit/s, each way.
     """
 
     spaces: tuple[str, ...]
@@ -73,7 +74,7 @@ def shaped_hosts(
     Args:
         count: how many.
         mbit_s: rate of each line, each way.
-        bundled: whether it is the sum of `LANES` lanes, of which a connection gets one.
+        bundled: whether a line consists of `LANES` lanes; a connection uses one.
     """
     tag = f"{os.getpid() % 100000}{next(_made) % 10}"
     middle = f"bm{tag}"

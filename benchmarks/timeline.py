@@ -1,13 +1,14 @@
-"""What a timeline costs: ResNet-50's gradients with TFDIST_TIMELINE and without.
+"""Cost of a timeline: ResNet-50's gradients with and without TFDIST_TIMELINE.
 
     python benchmarks/timeline.py [--ranks 2] [--rounds 7] [--steps 30]
 
 Two jobs of core clients (commit_gate.py) live side by side and make their steps in
-turn, one at a time. A step is the reduction alone, so the share of a step of training
-is smaller: that has a forward and backward pass too, which the timeline does not touch.
+turn, one at a time. A step is the reduction alone. The share of a training step is
+smaller, because the timeline does not touch its forward and backward pass.
 
-Reported: for each round the ratio of the medians of its steps, of these the median; how
-much a copy of memory varied; the bytes of the timeline for a step of a rank.
+Reported: for each round the ratio of the median steps, and the median of these ratios;
+how much a copy of memory, the control, varied; the bytes of the timeline for a step of
+a rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tfdist.core.timeline import merging
 
 
 def measure(size: int, rounds: int, steps: int, folder: str) -> list[float]:
-    """For each round the median step with a timeline over that without."""
+    """Returns for each round the median step with a timeline over that without."""
     ratios, control = [], []
     copier = Copier()
     with jobs(size, {"TFDIST_TIMELINE": folder}) as both:

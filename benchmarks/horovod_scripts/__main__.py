@@ -25,21 +25,21 @@ HOROVODS = [name for name in catalogue.PEERS if name.startswith("hvd-")]
 
 
 class RunError(Exception):
-    """A run of a script did not come to its end; the last lines of what it printed."""
+    """A run of a script failed or timed out; holds its last lines of output."""
 
 
 def with_digits(peer: Peer, folder: Path) -> Peer:
-    """`peer`, whose scripts find the data file: it is scikit-learn's of this Python.
+    """Returns `peer` with the data files of this Python's scikit-learn on its path.
 
     Raises:
-        ValueError: there is none.
+        ValueError: scikit-learn is not installed.
     """
     found = importlib.util.find_spec("sklearn")
     places = found.submodule_search_locations if found else None
     if not places:
         raise ValueError(
-            "Expected scikit-learn, of which a data file is read; found none: "
-            "pip install --no-deps scikit-learn."
+            "Expected scikit-learn, for one of its data files; it is not installed. "
+            "Run: pip install --no-deps scikit-learn"
         )
     package = folder / "sklearn"
     package.mkdir()
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="all", help="names, as in mnist_fit,gan")
     parser.add_argument("--horovod", choices=HOROVODS, default=HOROVODS[0])
-    parser.add_argument("--timeout", type=float, default=240, help="s for each run")
+    parser.add_argument("--timeout", type=float, default=240, help="seconds, each run")
     parser.add_argument(
         "--out", type=Path, help="JSON lines: all losses of each script"
     )

@@ -1,4 +1,4 @@
-"""What is compared, by how much it may differ, and the table of it."""
+"""The scripts and their tolerances, the comparison of losses, and its table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from benchmarks.peers.text import table
 
-# The same float32 operations, in other orders: the kernels of two TensorFlows, and sums
-# over ranks. That makes 1e-7; a learning rate that is 1 % off makes 1e-4 to 2e-3
-# (mixed_precision: 4e-3; seven of them measured).
+# Kernels of two versions of TensorFlow, and sums over ranks, do the same float32
+# operations in different orders. This makes losses differ by 1e-7. A learning rate that
+# is off by 1 % makes them differ by 1e-4 to 2e-3, with mixed_precision by 4e-3 (seven
+# of the scripts were measured).
 FLOAT32 = 1e-5
 # Activations and gradients are rounded to 11 bits, 5e-4, in each step.
 FLOAT16 = 3e-3
-# TensorFlow 2.15 normalises batches to 1e-5; with floatx float64 both agree to 1e-9.
+# Batch normalization of TensorFlow 2.15 is accurate to 1e-5 only; in float64, the
+# losses agree to 1e-9.
 BATCH_NORM = 1e-4
 
 SAME, DIFFERS, FAILED = "same", "differs", "failed"
@@ -54,7 +56,7 @@ CASES = (
     Case("embedding"),
     Case("accumulation", ("--seed", "2"), remark=_SEEDED),
     Case("process_sets"),
-    Case("mixed_precision", tolerance=FLOAT16, remark="float16 on all the way"),
+    Case("mixed_precision", tolerance=FLOAT16, remark="float16 throughout"),
     Case("allgather_metrics"),
     # SGD(lr=0.01) on two ranks.
     Case(
@@ -84,19 +86,19 @@ def difference(ours: Curves, theirs: Curves) -> float:
     """The largest difference of two losses, as a share of the largest of them.
 
     Args:
-        ours: losses of each rank.
-        theirs: as many.
+        ours: losses of each rank with tfdist.
+        theirs: as many losses with Horovod.
 
     Returns:
-        NaN when a loss is none, or infinite: then nothing is known of the others.
+        The difference; NaN if a loss is not finite, because it hides the others.
 
     Raises:
-        ValueError: there are other numbers of ranks or losses, or none.
+        ValueError: the numbers of ranks or losses differ, or there are no losses.
     """
     shapes = [[len(rank) for rank in curves] for curves in (ours, theirs)]
     if shapes[0] != shapes[1] or not sum(shapes[0]):
         raise ValueError(
-            f"Expected as many losses on each rank, and some; got {shapes[0]} with "
+            f"Expected equal numbers of losses, and not none; got {shapes[0]} with "
             f"tfdist, {shapes[1]} with Horovod."
         )
     pairs = [
@@ -130,7 +132,7 @@ class Result:
 
 
 def compared(case: Case, ours: Curves, theirs: Curves) -> Result:
-    """What comes of the losses of two runs."""
+    """Compares the losses of two runs of a case."""
     try:
         found = difference(ours, theirs)
     except ValueError as error:
@@ -140,7 +142,7 @@ def compared(case: Case, ours: Curves, theirs: Curves) -> Result:
 
 
 def failed(case: Case, reason: str) -> Result:
-    """A run of it did not come to its end."""
+    """The result of a case of which a run failed."""
     return Result(case, 0, math.nan, FAILED, reason)
 
 

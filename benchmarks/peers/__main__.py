@@ -1,4 +1,4 @@
-"""The commands: what is measured, by whom, how often, and what came of it."""
+"""Command line of the benchmarks: measures peers, and reports the results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def _measured(parser: argparse.ArgumentParser, ranks: str, cap_s: float) -> None
     parser.add_argument("--peers", default="all", help="names, as in tfdist-core,impi")
     parser.add_argument("--rounds", type=int, default=7)
     if cap_s:
-        parser.add_argument("--cap", type=float, default=cap_s, help="s for a case")
+        parser.add_argument("--cap", type=float, default=cap_s, help="seconds a case")
     parser.add_argument(
-        "--environ", action="append", default=[], metavar="NAME=VALUE", help="of all"
+        "--environ",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable for all peers",
     )
-    parser.add_argument("--timeout", type=float, default=240, help="s, peer and round")
+    parser.add_argument(
+        "--timeout", type=float, default=240, help="seconds for a peer in a round"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
 
 
@@ -45,13 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     _measured(training, "2", 0.0)
     training.add_argument("--models", default="cnn,mlp")
     training.add_argument("--steps", type=int, default=30)
-    report = commands.add_parser("report", help="tables and marks of such files")
+    report = commands.add_parser("report", help="tables and marks of --out files")
     report.add_argument("files", type=Path, nargs="+")
     report.add_argument(
-        "--tolerance", type=_tolerance, default=TOLERANCE, help="of the controls, 0.2"
+        "--tolerance",
+        type=_tolerance,
+        default=TOLERANCE,
+        help="largest deviation of a control; default: 0.2, which is 20 %%",
     )
     commands.add_parser("quick", help="a sample of everything in five minutes")
-    commands.add_parser("peers", help="who is built here")
+    commands.add_parser("peers", help="which peers are built")
     return parser
 
 

@@ -44,14 +44,14 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        """Of its programs."""
+        """Folder of its programs."""
         if not self.environment:
             return Path(sys.executable).parent
         return HOME / self.environment / "bin"
 
     @property
     def python(self) -> Path:
-        """Of its environment."""
+        """Python of its environment."""
         return Path(sys.executable) if not self.environment else self.folder / "python"
 
     @property
@@ -94,7 +94,7 @@ _SLICE = ("--bind-to", "slice")
 
 
 def _control(name: str, **settings: str) -> Peer:
-    """Ranks that exchange nothing, with the memory that ranks of tfdist have."""
+    """Ranks that exchange nothing, with the allocator that tfdist's ranks use."""
     return Peer(
         name,
         "",

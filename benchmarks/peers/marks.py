@@ -1,9 +1,9 @@
-"""How a mark is read: ratios of the rounds, on values, without a machine.
+"""Decides whether measured rounds meet a mark, which is a required ratio of times.
 
-A ratio is that of two times of one round, so that what slows the machine down in a
-round slows both. It is written so that more is better. A mark is met when the median of
-the rounds' ratios is at least what is required and at most one round is worse than
-1.0, or than what is required where that is less.
+Both times of a ratio are of the same round, so that what slows the machine down in a
+round slows both. Higher ratios are better. A mark is met when the median of the rounds'
+ratios is at least the required one and at most one round is worse than 1.0, or than the
+required ratio if that is less.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Cell = tuple[str, str]
 
 @dataclass(frozen=True)
 class Round:
-    """What one round has measured.
+    """The results of one round.
 
     Attributes:
         times: peer and case → median seconds.
-        add_gb_s: rate of d = a + b of one process, all at work; S of the limit.
-        copy_gb_s: rate of memcpy; C of the limit.
+        add_gb_s: rate of d = a + b of one of the busy processes; S in `limit_gb_s`.
+        copy_gb_s: likewise, rate of memcpy; C in `limit_gb_s`.
     """
 
     times: Mapping[Cell, float]
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Mark:
-    """A ratio and how large it has to be; None where a round does not have it."""
+    """A ratio, None for rounds that do not have it, and how large it has to be."""
 
     title: str
     required: float
@@ -55,12 +55,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rounds say of a mark.
+    """The statistics of a mark over the rounds.
 
     Attributes:
         rounds: how many have the ratio.
         worse: how many of them are below 1.0, or below a requirement under 1.0.
-        met: whether the mark is; `rounds` may be too few to believe it.
+        met: whether the mark is met, even if `rounds` are too few to be sure.
     """
 
     rounds: int
@@ -72,14 +72,15 @@ class Verdict:
 
 
 def limit_gb_s(add_gb_s: float, copy_gb_s: float, ranks: int = 2) -> float:
-    """Bytes a second that an allreduce in one host can reach.
+    """GB/s that an allreduce within one host can reach.
 
-    Each of K ranks reduces its part of the vector, K parts read and one written, where
-    d = a + b at the rate S reads two and writes one, and copies the other parts at the
-    rate C: 1 / ((K + 1) / 3KS + (K - 1) / KC). For two ranks this is 1 / (1/2S + 1/2C).
+    Each of K ranks reduces its part of the vector: it reads K parts and writes one.
+    d = a + b, at the rate S, reads two and writes one. Then the rank copies the other
+    K - 1 parts at the rate C. The limit is 1 / ((K + 1) / 3KS + (K - 1) / KC), for two
+    ranks 1 / (1/2S + 1/2C).
 
     Args:
-        add_gb_s: S of one process, all of them at work.
+        add_gb_s: S of one process while all are busy.
         copy_gb_s: C, likewise.
         ranks: K.
 
@@ -92,7 +93,7 @@ def limit_gb_s(add_gb_s: float, copy_gb_s: float, ranks: int = 2) -> float:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Between the two nearest values, in proportion."""
+    """The quantile `part` of the values, interpolated linearly."""
     ordered = sorted(values)
     place = part * (len(ordered) - 1)
     low = int(place)
@@ -103,14 +104,14 @@ def quantile(values: Sequence[float], part: float) -> float:
 def discarded(
     controls: Mapping[int, Sequence[float]], tolerance: float = TOLERANCE
 ) -> set[int]:
-    """The rounds in which the machine was another one.
+    """The rounds in which the machine was unusually fast or slow.
 
     Args:
         controls: by round, all rates that its controls have measured.
         tolerance: 0.2 is 20 %.
 
     Returns:
-        Rounds of which a rate is further than that off the median of all rounds.
+        Rounds with a rate that is off the median of all rates by more than that.
     """
     every = [rate for rates in controls.values() for rate in rates]
     if not every:

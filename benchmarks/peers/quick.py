@@ -18,7 +18,7 @@ OUT = Path("build", "peers", "quick.jsonl")
 
 @dataclass(frozen=True)
 class Part:
-    """One task, who does it, and the part of the time until whose end it may run."""
+    """One task, its peers, and the share of LIMIT_S after which it has to end."""
 
     task: dict[str, Any]
     peers: str
@@ -26,7 +26,7 @@ class Part:
 
 
 def parts(shapes: list[tuple[int, ...]]) -> list[Part]:
-    """What is measured, in this order; what is left of a part's time is the next one's.
+    """The parts in their order; time that a part leaves is available to the next one.
 
     Args:
         shapes: of the list of gradients.
@@ -54,7 +54,7 @@ def parts(shapes: list[tuple[int, ...]]) -> list[Part]:
 
 
 def run(shapes: list[tuple[int, ...]]) -> str:
-    """Measures one round of everything; the report, and who was missing."""
+    """Measures one round of everything; returns the report and the missing peers."""
     begin_s = time.monotonic()
     OUT.unlink(missing_ok=True)
     missing: dict[str, str] = {}
@@ -67,5 +67,5 @@ def run(shapes: list[tuple[int, ...]]) -> str:
         rounds.run(plan, [RANKS], 1, OUT, until_s=until_s)
     lines = [f"- {name}: {reason}" for name, reason in missing.items()]
     whole = ["## Missing\n\n" + "\n".join(lines)] if lines else []
-    note = "One round shows no more than the order of things: docs/benchmarks.md."
+    note = "One round is only a rough comparison: see docs/benchmarks.md."
     return "\n\n".join([report.text([OUT]), *whole, note])

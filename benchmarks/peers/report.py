@@ -1,4 +1,4 @@
-"""What came of the rounds, as Markdown: times, marks, versions, what failed."""
+"""Reports measured rounds as Markdown: times, marks, versions and failures."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def text(paths: Sequence[Path], tolerance: float = TOLERANCE) -> str:
     """The report of some files.
 
     Args:
-        paths: of lines that `rounds` has written.
-        tolerance: how far a control of a round that counts is off, at most; 0.2: 20 %.
+        paths: files that `rounds` has written.
+        tolerance: largest deviation of a control in a round that counts; 0.2: 20 %.
 
     Raises:
-        ValueError: nothing was measured into them.
+        ValueError: no file has a line.
     """
     files = [rows for path in paths if (rows := lines_of(path))]
     if not files:
         names = ", ".join(map(str, paths))
-        raise ValueError(f"Expected files of measured rounds; no line in {names}.")
+        raise ValueError(f"Expected measured rounds; got no line from {names}.")
     return text_of(*files, tolerance=tolerance)
 
 
 def text_of(*files: Sequence[Row], tolerance: float = TOLERANCE) -> str:
     """The report of the lines of some files.
 
-    Of each file, task and number of ranks the latest key.
+    Only the rounds with the latest key of each file, task and number of ranks count.
     """
     sets = [one for rows in files for one in latest(rows)]
     sets.sort(key=_place)
@@ -85,7 +85,7 @@ def _section(rows: Sequence[Row], tolerance: float) -> str:
     if not kept:
         every = rounds_of(rows).values()
         return "\n\n".join(
-            [head, "No round counts. What all of them have:"]
+            [head, "No round counts. The times of all rounds:"]
             + [_times(task, ranks, every), *_failures(rows)]
         )
     cases = {row["case"] for row in rows if "case" in row}
@@ -107,7 +107,7 @@ def _settings(row: Row) -> str:
 
 
 def controls_of(rows: Iterable[Row]) -> dict[int, tuple[list[float], list[float]]]:
-    """By round, what each control has found: mean rates of its processes."""
+    """Mean rates of the processes of each control, by round: additions, copies."""
     found: dict[int, tuple[list[float], list[float]]] = {}
     for row in rows:
         if row["peer"] == CONTROL:
@@ -187,7 +187,7 @@ def _rates(ranks: int, cells: Mapping[Cell, float]) -> str:
 
 
 def _costs(rows: Iterable[Row], out: set[int]) -> str:
-    """What communication costs a step of training, where that is counted."""
+    """Table of the cost of communication in a training step, where it is measured."""
     found: dict[Cell, list[Row]] = {}
     for row in rows:
         if "exposed_s" in row and row["round"] not in out:
@@ -207,13 +207,13 @@ def _costs(rows: Iterable[Row], out: set[int]) -> str:
 
 
 def _marks(found: Sequence[tuple[Mark, Verdict | None]], by_the_rule: bool) -> str:
-    """A mark is met, or not, by rounds whose controls are within TOLERANCE only."""
+    """Table of the marks, which are judged only with a tolerance up to TOLERANCE."""
     rows = []
     for mark, verdict in found:
         if verdict is None:
             rows.append([mark.title, f"{mark.required:g}", *[""] * 4, "not measured"])
             continue
-        met = ("yes" if verdict.met else "no") if by_the_rule else "not by the rule"
+        met = ("yes" if verdict.met else "no") if by_the_rule else "not judged"
         few = "" if verdict.rounds >= ENOUGH_ROUNDS else " (few rounds)"
         rows.append(
             [

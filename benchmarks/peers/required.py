@@ -1,6 +1,6 @@
 """The marks of this project: which ratios it wants, and how large.
 
-Adding one is adding a `Mark` to the list of its task.
+To add one, add a `Mark` to the list of its task.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CONTROLS_OF_TRAINING = {
     "tfdist-slice": "alone",  # each rank on processors of its own
     "tfdist-fit": "alone-fit",
 }
-# Ranks that only wait for each other after a step: of `alone`, the most there can be.
+# Ranks that only wait for each other after a step: the upper bound in marks of `alone`.
 IN_STEP = "in-step"
 PART_OF_LIMIT = 0.65
 EAGER_S = 150e-6
 LEAST_ABOVE_FLOOR_S = 1e-6
 OF_ALONE = {"cnn": 0.95, "mlp": 0.80}
-# Lists of gradients: how a peer is asked to reduce them when it is compared.
+# The ways in which the compared peers reduce a list of gradients.
 LISTS: tuple[Cell, ...] = (
     *((peer, way) for peer in IN_TENSORFLOW[:2] for way in ("per tensor", "grouped")),
     ("tf-ring", "25 MiB packs"),
@@ -56,7 +56,7 @@ def _part_of_limit(size_bytes: int, ranks: int) -> Mark:
 
 
 def _bound(size_bytes: int, ranks: int, name: str, cells: Sequence[Cell]) -> Mark:
-    """How much faster than the fastest peer the memory lets anybody be."""
+    """Largest speedup over the fastest peer that the memory allows."""
 
     def ratio(one: Round) -> float | None:
         best = one.fastest(cells)
@@ -67,7 +67,7 @@ def _bound(size_bytes: int, ranks: int, name: str, cells: Sequence[Cell]) -> Mar
 
 
 def _core_required(size_bytes: int, ranks: int) -> float | None:
-    """How many times faster than the fastest peer; None: nothing is asked."""
+    """Required speedup over the fastest peer; None if nothing is required."""
     if ranks > 2:
         if size_bytes < 16 * KIB:
             return None
@@ -102,7 +102,7 @@ def _above(one: Round, peer: str, case: str, floor: str) -> float | None:
 
 
 def above_floor(one: Round, peer: str, what: str) -> float | None:
-    """What an allreduce adds to an empty function of the same signature."""
+    """Seconds that an allreduce adds to an empty function of the same signature."""
     return _above(one, peer, f"allreduce/{what}", f"floor/{what}")
 
 
@@ -146,7 +146,7 @@ def _of_op(sizes: Iterable[int]) -> list[Mark]:
 
 
 def _of_making(size_bytes: int, one_by_one: Sequence[Cell]) -> list[Mark]:
-    """What a reduction adds to a function that makes the list, as a backward pass."""
+    """Marks of the time that a reduction adds to a function that makes its inputs."""
     ways = [cell for cell in LISTS if cell[0] in IN_TENSORFLOW]
 
     def added(one: Round, peer: str, way: str) -> float | None:
@@ -167,7 +167,7 @@ def _of_making(size_bytes: int, one_by_one: Sequence[Cell]) -> list[Mark]:
 
 
 def _flat_and_floor(size_bytes: int) -> Mark:
-    """What an empty function of the same signature leaves of the flat allreduce."""
+    """Mark of the flat allreduce over its time plus that of an empty function."""
 
     def ratio(one: Round) -> float | None:
         flat = one.times.get((OP, f"flat/{size_bytes}"))
@@ -216,12 +216,12 @@ def _of_training(cases: Iterable[str]) -> list[Mark]:
 
 
 def marks(task: str, cases: Iterable[str], ranks: int) -> list[Mark]:
-    """Those of a task that the measured cases and ranks have.
+    """The marks of a task that apply to the measured cases and number of ranks.
 
     Args:
-        task: of `catalogue`.
+        task: one of the tasks in `catalogue`.
         cases: all that were measured, by any peer.
-        ranks: how many.
+        ranks: number of ranks.
     """
     if task == TRAINING:
         return _of_training(sorted(set(cases)))

@@ -1,4 +1,4 @@
-"""Rounds in which all peers take turns, kept in a file that a later run goes on with.
+"""Rounds in which all peers take turns, kept in a file that a later run continues.
 
 A round is the control, every peer once, and the control again. It is written when it is
 complete: a run that is broken off repeats only the round in which that happened. A line
@@ -28,18 +28,18 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 
 CODE = ("tfdist", "tfdist_ops")
 CONTROL = "control"
-LEAST_S = 5.0  # in less time none starts and measures
+LEAST_S = 5.0  # with less time left, a peer is not started
 NO_TIME = "no time was left for it"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """A measurement: its task, its peers and their time limit.
 
     Attributes:
-        task: of `measuring`, with the arguments of the worker.
+        task: task of `measuring`, with the arguments of the worker.
         peers: those that can run here.
-        timeout_s: for one peer in one round.
+        timeout_s: limit for one peer in one round.
     """
 
     task: dict[str, Any]
@@ -47,7 +47,7 @@ class Plan:
     timeout_s: float
 
     def key(self, ranks: int) -> str:
-        """The same for rounds that say the same of the same code."""
+        """Hash that rounds of the same plan, code and settings have in common."""
         names = [peer.name for peer in self.peers]
         code = [tree(), library(), settings()]
         said = json.dumps([self.task, names, ranks, *code], sort_keys=True)
@@ -55,7 +55,7 @@ class Plan:
 
 
 def settings() -> dict[str, str]:
-    """The variables that configure tfdist; the only ones that reach the ranks."""
+    """The environment variables that configure tfdist on the ranks."""
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith("TFDIST_")}
 
 
@@ -65,7 +65,7 @@ def tree() -> str:
 
 
 def library() -> str:
-    """Hash of the libraries that are measured: built, perhaps, from other sources."""
+    """Hash of the measured libraries, which may have been built from other sources."""
     digest = hashlib.sha256()
     for path in sorted((machine.ROOT / "tfdist" / "_native").glob("*.so")):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -80,7 +80,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def turns(peers: Sequence[Peer], number: int) -> list[Peer]:
-    """The order of a round: each begins with another peer."""
+    """The order of the peers in a round; each round begins with a different peer."""
     first = number % len(peers)
     return [*peers[first:], *peers[:first]]
 
@@ -100,7 +100,7 @@ def run(
         all_ranks: numbers of ranks; they take turns too.
         count: rounds for each of them.
         path: of the JSON lines, appended to.
-        until_s: monotonic seconds after which no peer is left to run; those that had
+        until_s: value of `time.monotonic` at which the measurement ends; peers that had
             no turn by then are reported as failed.
     """
     known = {(row["key"], row["round"]) for row in read(path)}
@@ -108,7 +108,7 @@ def run(
     for number in range(count):
         for ranks in all_ranks:
             if (plan.key(ranks), number) in known:
-                print(f"round {number}, {ranks} ranks: known", flush=True)
+                print(f"round {number}, {ranks} ranks: already in the file", flush=True)
                 continue
             rows = _round(plan, ranks, number, until_s)
             with path.open("a") as file:

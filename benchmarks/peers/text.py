@@ -11,7 +11,7 @@ def parsed_sizes(text: str) -> list[int]:
     """Bytes of a comma-separated list.
 
     Raises:
-        ValueError: one is no size of whole float32 numbers.
+        ValueError: a size is not a positive multiple of 4 bytes.
 
     Example:
         >>> parsed_sizes("1K,16M")
@@ -29,7 +29,7 @@ def parsed_sizes(text: str) -> list[int]:
 
 
 def size_text(size_bytes: int) -> str:
-    """The shortest of the usual ways to write it.
+    """A size in its largest whole unit.
 
     Example:
         >>> size_text(16 << 20)
@@ -42,7 +42,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits that count.
+    """Milliseconds: three significant digits, or all whole ones from 100 on.
 
     Example:
         >>> milliseconds(0.0123456), milliseconds(1.5), milliseconds(7.1e-7)

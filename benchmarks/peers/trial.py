@@ -1,4 +1,4 @@
-"""One peer, started once: its ranks, its deadline, and nothing left behind."""
+"""Runs one peer once, within a deadline, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARK = "PEERS_TRIAL"  # in the environment of all that a trial starts
 LAST_LINES = 15
 CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages before")  # of TensorFlow
 NOT_STARTED = 127  # as a shell has it
-# Nobody is pinned and one thread computes on each rank, for all alike.
+# For all peers alike: no rank is pinned, and one thread computes on each.
 COMMON = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -41,13 +41,13 @@ FOREIGN = ("OMPI_", "PMI", "I_MPI_", "HOROVOD_", "PYTHON", "LD_", "TF_")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial.
+    """The results of a trial.
 
     Attributes:
-        seconds: for each case and repetition what the slowest rank took.
-        facts: for each case what else is known of it, the mean of the ranks.
-        ranks: all that each rank has left.
-        error: the last lines, when there is nothing to report; else empty.
+        seconds: for each case the times that `merged` computes from those of the ranks.
+        facts: for each case further figures, the means over the ranks.
+        ranks: all that each rank has written.
+        error: why there are no results, with the last lines of the log; else empty.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def launched(
 
 
 def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outcome:
-    """Starts a peer's ranks, waits for what they leave, and ends all of them."""
+    """Starts a peer's ranks, waits for their results, and ends all of them."""
     peer = replace(peer, environ={**peer.environ, **task.get("environ", {})})
     with tempfile.TemporaryDirectory(prefix="tfdist-peer-") as folder:
         path = Path(folder, "task.json")
@@ -116,7 +116,7 @@ def ended(
     """Starts processes in `folder`, waits for them, and ends all that they started.
 
     Returns:
-        The exit code, of the first process that has failed; None: the time is over.
+        Exit code of the first process that failed, 0 if none did; None: time is over.
     """
     identity = uuid.uuid4().hex
     try:
@@ -185,7 +185,7 @@ def _belongs(process: psutil.Process, identity: str) -> bool:
 
 
 def failure(log: TextIO, code: int | None, timeout_s: float) -> str:
-    """What to report of a run that has failed: the last lines of its log."""
+    """The error of a run that has failed, with the last lines of its log."""
     log.seek(0)
     lines = [line.rstrip() for line in log if line.strip() and not CHATTER.match(line)]
     what = f"not within {timeout_s:g} s" if code is None else f"exit code {code}"
@@ -193,11 +193,11 @@ def failure(log: TextIO, code: int | None, timeout_s: float) -> str:
 
 
 def merged(task: str, ranks: list[dict[str, Any]]) -> Outcome:
-    """What the ranks have left, as one.
+    """Merges the results of the ranks into one outcome.
 
-    A repetition of a collective lasts until the slowest rank has it. Steps of a
-    training count by the ranks' rates, which is right too for ranks that do not wait
-    for each other: N ranks of s_r seconds a step are as fast as N of the harmonic mean.
+    A repetition of a collective takes as long as its slowest rank. Steps of a training
+    are averaged by rate, which is right for ranks that do not wait for each other, too:
+    N ranks with steps of s_r seconds are as fast as N ranks with the harmonic mean.
     """
     merge = _mean_step if task == TRAINING else _slowest
     seconds = {

@@ -1,7 +1,7 @@
-"""Saves checkpoints without a pause, of a model whose variables say their step.
+"""Saves checkpoints without a pause, of a model whose values show their step.
 
 Each element of variable number I is STEP + I / 128 after step STEP, so a file with
-values of different steps, or with a wrong bit, is recognised.
+values of different steps, or with a wrong bit, is recognized.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build() -> keras.Model:
 
 
 def variables_of(model: keras.Model) -> list[Any]:
-    """The variables that say their step."""
+    """The variables whose values show their step."""
     every = [*model.weights, *model.optimizer.variables]
     return [v for v in every if v.dtype == "float32" and v.name not in _COUNTERS]
 
@@ -57,7 +57,7 @@ def wrong_with(model: keras.Model, step: int) -> str:
         if not np.array_equal(
             np.array(variable), np.full(variable.shape, step + number / 128, "float32")
         ):
-            return f"{variable.path} has not the values of step {step}"
+            return f"{variable.path} does not have the values of step {step}"
     return ""
 
 

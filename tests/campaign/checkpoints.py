@@ -3,7 +3,7 @@
     python tests/campaign/checkpoints.py                # what is not in the record yet
     python tests/campaign/checkpoints.py --share 0.02   # a small part, without a record
     python tests/campaign/checkpoints.py --table        # the table of the record
-    python tests/campaign/checkpoints.py --time         # how long a save holds a step
+    python tests/campaign/checkpoints.py --time         # how long a save delays a step
 
 - kills: a job that saves without a pause is killed at a random time, and started again
   in the same folder. It is right if the newest checkpoint can be restored, has the
@@ -17,7 +17,7 @@
   another file is restored, or the same one with the right values; and if a damaged file
   is refused when it is asked for by its name.
 
-The record, checkpoints.json, goes on where it was. Exit status 0: all are right.
+A later run continues the record, checkpoints.json. Exit status 0: all are right.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def _check_flip(model: Any, folder: Path, file: Path, step: int | None) -> list[
 
 
 def print_time() -> None:
-    """Prints how long a save in the background holds a step of ResNet-50."""
+    """Prints how long saves in the background and foreground delay a step."""
     import keras
     import numpy as np
 
@@ -391,7 +391,7 @@ def table(rows: dict[str, Any]) -> bool:
 def main() -> int:
     """Runs what is missing; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="less than all")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the work")
     parser.add_argument("--table", action="store_true", help="print the record")
     parser.add_argument("--time", action="store_true", help="measure a save")
     parser.add_argument("--disks", type=float, help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ A trial is one job of four ranks that may go on with one (`helpers.elastic_clien
 which processes are killed, in whatever phase they are, or stopped; never the last one
 that has the state. It is right when tfdistrun ends with 0, all processes that ended
 have the state of a run without a failure, tfdistrun has killed no process that could
-have gone on, and nothing is left. The record, elastic.json, goes on where it was. Exit
+have gone on, and nothing is left. A later run continues the record, elastic.json. Exit
 status 0: all are right.
 """
 
@@ -52,7 +52,7 @@ CODE = (
     "tests/helpers/elastic_client.py", "tests/helpers/core_client.py",
 )  # fmt: skip
 TRIALS, KILLS, SIZE = 40, 25, 4
-STEPS = 50  # and as many as there are while processes are killed
+STEPS = 50  # and further ones while processes are killed
 START_S, CHOICE_S, END_S = 60.0, 30.0, 30.0
 UNREADY_KILLS = 2  # replacements in a row; after three, tfdistrun starts no more
 NOTICE_S = 0.5  # in which tfdistrun has surely noticed the end of a process
@@ -117,7 +117,7 @@ class Job:
     _victims: set[int] = field(default_factory=set)  # process ids, all that ever were
     _gone: set[int] = field(default_factory=set)  # process ids that do not count
     _continue_at_s: dict[int, float] = field(default_factory=dict)  # stopped ones
-    _continued: dict[int, Member] = field(default_factory=dict)  # as it was stopped
+    _continued: dict[int, Member] = field(default_factory=dict)  # state when stopped
     _rare_phase: str = ""  # of the next process to kill, if there is one in it
     _unready_kills: int = 0
     _unready_at_s: dict[int, float] = field(default_factory=dict)  # by number
@@ -142,7 +142,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=(folder / "stdout").open("wb"),
             stderr=(folder / "stderr").open("wb"),
-            # This process is busy. In its session, tfdistrun would often have to wait.
+            # In the session of this busy process, tfdistrun would often have to wait.
             start_new_session=True,
         )
         return cls(draw, folder, marker, process)
@@ -207,7 +207,7 @@ class Job:
                 self._kill(victim)
 
     def _pause(self) -> None:
-        """Waits for the next instant: at once, in a short phase, or at some time."""
+        """Waits for the next kill: almost at once, in a short phase, or at random."""
         kind, rare = self.draw.random(), self.draw.choice(RARE_PHASES)
         seconds = self.draw.uniform(*((0.0, 0.05) if kind < 0.3 else (0.1, 1.5)))
         ends_s = time.monotonic() + seconds
@@ -262,7 +262,7 @@ class Job:
             if member.is_newcomer and member.report.phase < Phase.WAITS:
                 self._unready_at_s[member.number] = now_s
             unready_s = self._unready_at_s.get(member.number, 0.0)
-            # Earlier, tfdistrun may count the kill after it has begun to count again.
+            # Sooner, tfdistrun might notice the kill only after resetting its counter.
             if member.is_ready and unready_s > self._unready_kill_s + NOTICE_S:
                 self._unready_kills = 0
         running = [m.report.committed for m in members if m.has_state]
@@ -313,7 +313,7 @@ class Job:
             HangError: it did not end in time.
         """
         (self.folder / "hold").unlink()
-        self.wait_until(lambda: self.process.poll() is not None, END_S, "its end")
+        self.wait_until(lambda: self.process.poll() is not None, END_S, "the job's end")
 
     def stacks(self) -> str:
         """The stacks of all processes, with what they show of themselves."""
@@ -376,7 +376,7 @@ def shared_memory() -> set[str]:
 
 
 def wrong_with(job: Job, shared_before: set[str]) -> str:
-    """The fault in the end of a job; "" if there is none."""
+    """The fault of a job that has ended; "" if there is none."""
     if job.process.returncode != 0:
         return f"tfdistrun ended with {job.process.returncode}"
     hashes = {file.name: file.read_text() for file in job.folder.glob("hash-*")}

@@ -76,7 +76,7 @@ def _size(folder: Path) -> int:
 
 
 def _wrong_with(folder: Path, done: Any) -> str:
-    """The fault in the end of a job; "" if there is none."""
+    """The fault of a job that has ended; "" if there is none."""
     if done.code != 0:
         return f"tfdistrun ended with {done.code}: {done.stderr[-900:]}"
     if any("was lost" in line for line in done.report):

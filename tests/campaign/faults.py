@@ -1,4 +1,4 @@
-"""What the campaigns do to a job, one function each: a seed in, a row of figures out.
+"""The faults of the campaigns, one function each: from a seed to a row of figures.
 
 A row has "ok"; when it is false, "why". Seconds are from the fault to the moment a
 survivor's operation returned with the error.
@@ -24,12 +24,12 @@ from campaign.trial import Job
 
 SIZE = 4
 HANG_S = 15.0  # past it, a survivor counts as hanging
-MAX_WAIT_S = 0.4  # a fault comes at a random instant this long after the start
+MAX_WAIT_S = 0.4  # a fault comes at most this long after the ranks are ready
 CLONE_NEWNET = 0x40000000
 
 
 def _judge(job: Job, victims: set[int], began_s: float) -> dict[str, Any]:
-    """How the survivors ended: all with one verdict that names a victim?"""
+    """Checks that all survivors ended with the same verdict, naming a victim."""
     survivors = [r for r in range(len(job.children)) if r not in victims]
     hanging = job.wait("end", survivors, HANG_S)
     if hanging:
@@ -102,7 +102,7 @@ def pause(seed: int) -> dict[str, Any]:
 def overload(seed: int, seconds: float) -> dict[str, Any]:
     """Four busy processes for each core beside the ranks: nobody may be suspected."""
     burners = [
-        # Busy as long as this process is there: it may be killed.
+        # Busy as long as this process lives, which may be killed.
         subprocess.Popen(
             ["sh", "-c", "while kill -0 $PPID; do :; done"], stderr=subprocess.DEVNULL
         )
@@ -147,7 +147,7 @@ def _ip(*arguments: str) -> None:
 
 
 def can_make_namespaces() -> bool:
-    """Root, and the `ip` program."""
+    """Whether this process is root and the `ip` program exists."""
     return os.geteuid() == 0 and Path("/sbin/ip").exists()
 
 

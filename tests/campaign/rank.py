@@ -1,9 +1,10 @@
 """One rank of a trial: steps of small buckets until something goes wrong.
 
-Runs in a child that `trial.py` forked; talks to it in JSON lines on a pipe. What it
-says: {"say": "ready"} after a few steps, then at most one {"say": "end", ...} with the
-moment (CLOCK_MONOTONIC, which all processes of a machine share), the error, the number
-of steps it has applied and the engine's counters.
+Runs in a child that `trial.py` forked, and writes JSON lines to a pipe:
+{"say": "ready"} after a few steps, then at most one {"say": "end", ...} with the moment
+(CLOCK_MONOTONIC, which all processes of a machine share), the error, the number of
+steps it has applied and the engine's counters; {"say": "bug", ...} instead after an
+unexpected exception.
 """
 
 from __future__ import annotations

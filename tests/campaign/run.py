@@ -41,7 +41,7 @@ WHY_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Campaign:
-    """`trials` runs of `trial(seed)`; detection within `p99_s`, where there is one."""
+    """`trials` runs of `trial(seed)`; 99 % detected within `p99_s`, if it is given."""
 
     trial: Callable[[int], dict[str, Any]]
     trials: int

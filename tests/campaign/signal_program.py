@@ -31,7 +31,7 @@ _counts: Counter[str] = Counter()
 
 
 def mark(phase: str) -> None:
-    """Makes the file that says that a phase begins; before `fit` there is none."""
+    """Makes the file that marks the start of a phase, once `fit` has begun."""
     if phase == "start" or _counts["start"]:
         _counts[phase] += 1
         Path(f"{phase}-{tfdist.rank()}-{_counts[phase]}").touch()
@@ -42,20 +42,20 @@ class Slow(keras.layers.Layer):
     """Takes long to trace, and to save."""
 
     def call(self, x: Any) -> Any:
-        """Only while it is traced."""
+        """Marks and delays tracing; traced calls are not delayed."""
         mark("tracing")
         time.sleep(TRACING_S)
         return x
 
     def get_config(self) -> dict[str, Any]:
-        """A save asks for it."""
+        """Marks and delays a save, which calls this."""
         mark("save")
         time.sleep(SAVE_S)
         return dict(super().get_config())
 
 
 def digest(model: keras.Model) -> str:
-    """Of the weights."""
+    """Hash of the weights."""
     found = hashlib.blake2b(digest_size=8)
     for weight in model.weights:
         found.update(keras.ops.convert_to_numpy(weight).tobytes())

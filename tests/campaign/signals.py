@@ -7,8 +7,8 @@
 Each trial trains on two ranks (`signal_program`). Its phase is the next one of
 `PHASES`; the instant in it, and who gets the signal, follow from the seed. It is right
 when the ranks end with the exit code of the signal and leave one newest checkpoint,
-whole, with the weights of the last step that the ranks did, or of the start. The
-record, signals.json, goes on where it was. Exit status 0: all are right.
+whole, with the weights of the last step that the ranks did, or of the start. A later
+run continues the record, signals.json. Exit status 0: all are right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PHASES: Mapping[str, float] = {
 
 
 def trial(seed: int) -> dict[str, Any]:
-    """One training: when who got the signal, and whether all is right."""
+    """Runs one training; returns when which ranks got the signal, and any fault."""
     draw = random.Random(seed)
     phase = list(PHASES)[seed % len(PHASES)]
     # Training and validation are traced once each; every epoch has one of the others.
@@ -102,7 +102,7 @@ def send(
 
 
 def wrong_with(folder: Path, codes: Sequence[Any]) -> str:
-    """The fault in the end of a training; "" if there is none."""
+    """The fault of a training that has ended; "" if there is none."""
     if list(codes) != [EXIT_CODE] * SIZE:
         return f"exit codes {codes}"
     if left := list(folder.glob(".partial-*")):

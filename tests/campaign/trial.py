@@ -1,4 +1,4 @@
-"""One trial: forks the ranks of a job, does something bad, hears how each one ends."""
+"""Forks the ranks of a job, sends signals to them, and reads how each one ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Child:
 
 
 class Job:
-    """The ranks of one trial. A context manager: nothing of it lives on."""
+    """The ranks of one trial; a context manager that kills them at its end."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Job:
             os.close(child.pipe)
 
     def wait(self, word: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
-        """Waits until each of `ranks` has said `word`, or ended; returns who did not.
+        """Waits until each rank sent `word` or ended; returns those without `word`.
 
         A rank that said "bug" raises AssertionError.
         """

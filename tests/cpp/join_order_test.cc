@@ -289,7 +289,7 @@ TEST(what_a_leader_can_not_have_meant_ends_the_work) {
            {FrameType::kResponse, announce({1}, {late}), "does not parse"},
            {FrameType::kResponse, announce({1}, {step}), "does not parse"},
            {FrameType::kResponse, announce({1}, {anything}), "is not supported"},
-           {FrameType::kResponse, announce({1}, {unlike}), "asked for what can't be"},
+           {FrameType::kResponse, announce({1}, {unlike}), "made an invalid request"},
            {FrameType::kResponse, announce({1}, {large, small}), "can't be fused"},
            {FrameType::kTakePart, EncodeWait(order), "can't be next here"},
            {FrameType::kJoin, EncodeJoin({1, 5, {}, 0, 0}), "does not parse"},

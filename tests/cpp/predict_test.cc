@@ -376,7 +376,7 @@ TEST(a_deadline_names_the_ranks_that_a_predicted_bucket_misses) {
       const Status status = p->Wait();
       CHECK(status.code() == Code::kDeadlineExceeded);
       CHECK_CONTAINS(status.message(), "for ranks 0,3");
-      CHECK_CONTAINS(status.message(), "What is missing is alive");
+      CHECK_CONTAINS(status.message(), "The missing ranks are alive");
     }
     CHECK(NowUs() - begin < 4000000);
     CHECK(Counter(ranks[0].CountersJson(), "probes") > 0);

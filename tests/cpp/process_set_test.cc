@@ -107,7 +107,7 @@ TEST(lists_that_differ_or_are_not_valid_are_an_error_on_every_rank) {
     for (const auto& list : bad) {
       status = ranks[rank].AddProcessSet(list, 0, &id);
       CHECK(status.code() == Code::kInvalidArgument);
-      CHECK_CONTAINS(status.message(), "all ranks said [" + SetRanksText(list) + "]");
+      CHECK_CONTAINS(status.message(), "got [" + SetRanksText(list) + "] on all ranks");
     }
     // One rank adds, the others remove.
     status =

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = render()
     if options.check:
         is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        sys.stderr.write("" if is_current else f"{PAGE} is stale. Write: make docs\n")
+        sys.stderr.write("" if is_current else f"{PAGE} is stale. Run: make docs\n")
         return 0 if is_current else 1
     PAGE.write_text(text, encoding="utf-8")
     return 0

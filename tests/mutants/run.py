@@ -1,17 +1,17 @@
-"""Breaks the project on purpose, one line at a time, and looks which test notices.
+"""Breaks the project on purpose, one line at a time, and checks which test fails.
 
     python tests/mutants/run.py            # all that today's tree has no record of
     python tests/mutants/run.py --only id  # one, whatever the record says
-    python tests/mutants/run.py --suites cpp  # those that no Python test is needed for
+    python tests/mutants/run.py --suites cpp  # those that need no Python test
     python tests/mutants/run.py --table    # the table of the records
 
-Mutants are listed in mutants.toml: a file, a text that stands in it exactly once, what
-it becomes, and the suites that must notice. Each is applied to a copy of the tree. A
-mutant that does not compile or whose text is gone is an error of the list, not a catch.
-Two records, cpp/results.json and python/results.json, name the hash of the code they
-were made with: what the C++ tests and the simulations see is less than what the Python
-tests see. With another hash a record starts anew; a mutant that has changed is tried
-anew. Exit status 0: all caught.
+Mutants are listed in mutants.toml: a file, a text that occurs in it exactly once, its
+replacement, and the suites of which one must fail. Each is applied to a copy of the
+tree. A mutant that does not compile or whose text is gone is an error of the list, not
+a catch. Two records, cpp/results.json and python/results.json, contain the hash of the
+code they were made with: the C++ tests and simulations depend on less code than the
+Python tests. With another hash a record starts anew; a mutant that has changed is tried
+again. Exit status 0: all caught.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def program_of(suite: str) -> str | None:
 
 
 def record_of(mutant: dict) -> str:
-    """The record that a mutant's row belongs to: "python" once pytest runs a suite."""
+    """The record of a mutant's row: "python" if pytest runs any of its suites."""
     return "cpp" if all(program_of(s) for s in mutant["suites"]) else "python"
 
 
@@ -154,7 +154,7 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
     if text.count(mutant["find"]) != 1:
         count = text.count(mutant["find"])
         raise ListError(
-            f"{mutant['id']}: its text stands {count} times in {mutant['file']}"
+            f"{mutant['id']}: expected its text once in {mutant['file']}, got {count}"
         )
     file.write_text(text.replace(mutant["find"], mutant["replace"]))
     try:
@@ -176,7 +176,7 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
 
 
 def row_of(mutant: dict, record: Record) -> dict | None:
-    """What the record says of this mutant, as it stands in the list today."""
+    """The recorded row of this mutant, unless the mutant has changed since."""
     row = record.rows.get(mutant["id"])
     return row if row and row["mutant"] == mutant else None
 
@@ -192,7 +192,7 @@ def print_table(rows: list[dict]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="id of one mutant to try again")
-    parser.add_argument("--suites", choices=CODE, help="those of one record")
+    parser.add_argument("--suites", choices=CODE, help="only this record")
     parser.add_argument("--table", action="store_true", help="print the records")
     options = parser.parse_args()
     records = {
@@ -204,7 +204,7 @@ def main() -> int:
         if options.only in (None, m["id"]) and options.suites in (None, record_of(m))
     ]  # fmt: skip
     if not mutants:
-        parser.error("no mutant of mutants.toml is meant")
+        parser.error("no mutant in mutants.toml matches --only and --suites")
     if not options.table:
         todo = [
             m for m in mutants
@@ -217,7 +217,7 @@ def main() -> int:
         for suite in suites:
             failed = bench.run(suite)
             if failed:
-                print(f"without any mutant, {failed} fails; mend that first")
+                print(f"without any mutant, {failed} fails; fix that first")
                 return 2
         for mutant in todo:
             record = records[record_of(mutant)]

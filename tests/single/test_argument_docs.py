@@ -31,10 +31,10 @@ def test_the_committed_page_is_current():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda rows: rows.pop("seed"), "no row of seed"),
+        (lambda rows: rows.pop("seed"), "no row for seed"),
         (
             lambda rows: rows.update(other=["x", rows["seed"][1]]),
-            "other is no argument",
+            "other is not an argument",
         ),
         (
             lambda rows: rows.update(seed=[" ", rows["seed"][1]]),

@@ -96,7 +96,7 @@ const std::vector<Row>& Table() {
           "Size of the segments in which two ranks exchange data."),
       Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,
           "Number of segments that can be in flight in each direction between two ranks of one "
-          "host. A small number stays in the caches."),
+          "host. A small number of segments stays in the caches."),
       Text("TFDIST_SHM_WRITES", &Config::shm_writes, "auto|cached|nontemporal", false,
            "How segments for other ranks of the host are written: with ordinary stores, which are "
            "faster if their processors share a cache, or with stores that bypass the caches, which "
@@ -278,7 +278,8 @@ void Store(const Row& row, const T& value, Config* config) {
 
 // Checks `text` and, when the core reads the row, writes it to `config`.
 bool Apply(const Row& row, const std::string& text, Config* config) {
-  // What a launcher leaves empty is not set; what tunes the core is not left to such a guess.
+  // An empty variable that Python reads counts as not set, because launchers leave some empty; an
+  // empty one that the core reads is an error.
   if (text.empty() && std::holds_alternative<std::monostate>(row.field)) return true;
   if (row.type == Type::kInt) {
     const std::optional<int64_t> value = ParseInt(row, text);

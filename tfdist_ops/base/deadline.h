@@ -1,4 +1,5 @@
-// Time in the core is int64 microseconds of the monotonic clock; a deadline is such a moment.
+// Times and deadlines in the core are int64 microseconds of the monotonic clock; only short
+// durations are measured in nanoseconds (NowNs).
 // Pure logic takes `now_us` as an argument, so that a simulation can own the clock.
 #ifndef TFDIST_OPS_BASE_DEADLINE_H_
 #define TFDIST_OPS_BASE_DEADLINE_H_

@@ -1,6 +1,6 @@
-// DType: element types. The numbers are TensorFlow's DataType numbers, so that the rim passes them
-// through. Collectives that only move data carry all of them as bytes; what can be reduced is in
-// reducible.h.
+// DType: element types. The numbers are TensorFlow's DataType numbers, so that the TensorFlow ops
+// (tf/) pass them through. Collectives that only move data carry all of them as bytes; what can be
+// reduced is in reducible.h.
 //
 // Source: float16, float32 and float64 are binary16, binary32 and binary64 of IEEE 754-2008; the
 // float8 types are those of P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022
@@ -44,13 +44,13 @@ enum class ReduceOp : int32_t {
   kLogicalAnd = 5,
   kLogicalOr = 6,
   kLogicalXor = 7,
-  kAdasum = 8,  // allreduce alone (collective/adasum.h)
+  kAdasum = 8,  // only for allreduce (collective/adasum.h)
 };
 constexpr ReduceOp kLastReduceOp = ReduceOp::kAdasum;
-// Up to it, operations go element by element: those of collective/reduce_kernels.h.
+// The operations up to this one are elementwise (collective/reduce_kernels.h).
 constexpr ReduceOp kLastElementwiseOp = ReduceOp::kLogicalXor;
 
-size_t DTypeSize(DType dtype);       // bytes an element; 0 for a type we do not know
+size_t DTypeSize(DType dtype);       // bytes per element; 0 for an unknown type
 const char* DTypeName(DType dtype);  // TensorFlow's spelling: "float32", "bfloat16", ...
 bool IsReducible(DType dtype);       // some ReduceOp takes it: all types but the float8 ones
 bool IsHalf(DType dtype);            // float16, bfloat16
@@ -66,7 +66,7 @@ bool IsLogical(ReduceOp op);
 // "Mixed Precision Training", ICLR 2018, section 3.3.
 DType AccumulationType(DType dtype);
 
-// Scalar conversions, round to nearest even, exact on the way up. The vector loops of
+// Scalar conversions: rounding to nearest even, exact to the wider type. The vector loops of
 // collective/reduce_kernels.cc call these.
 float HalfToFloat(uint16_t bits);
 uint16_t FloatToHalf(float value);

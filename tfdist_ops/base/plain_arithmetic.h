@@ -1,7 +1,7 @@
 // PlainArithmetic: floating point as IEEE 754 has it, on this thread, while the object lives.
 //
-// TensorFlow's threads take numbers below the normal range for zero, other threads do not, and the
-// engine runs on whichever thread waits: the same addition would have other bits on another rank.
+// TensorFlow's threads flush subnormal numbers to zero, other threads do not, and the engine may
+// run on either: without this, the same addition could give different bits on different ranks.
 #ifndef TFDIST_OPS_BASE_PLAIN_ARITHMETIC_H_
 #define TFDIST_OPS_BASE_PLAIN_ARITHMETIC_H_
 

@@ -21,8 +21,8 @@ Verdict Judge(DType dtype, ReduceOp op) {
     const bool ok = IsLogical(op) || op == ReduceOp::kMin || op == ReduceOp::kMax;
     const char* remedy = op == ReduceOp::kProduct
                              ? "For \"true on all ranks\" take logical_and."
-                             : "To count, cast it first: tf.cast(value, tf.int32); for a share, to "
-                               "tf.float32.";
+                             : "To count, cast it first: tf.cast(value, tf.int32). For the "
+                               "fraction that is true, cast it to tf.float32.";
     return {ok, "logical_and, logical_or, logical_xor, min or max", remedy};
   }
   if (IsComplex(dtype)) {

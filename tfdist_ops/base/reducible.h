@@ -1,11 +1,11 @@
 // Which element type takes which reduction.
 //
 //   dtype                                   operations
-//   int8..int64, uint8..uint64              all
+//   int8..int64, uint8..uint64              all but adasum
 //   bool                                    min, max (NumPy's: and, or), logical
-//   float16, bfloat16, float32, float64     sum, average, min, max, product
+//   float16, bfloat16, float32, float64     sum, average, min, max, product, adasum
 //   complex64, complex128                   sum, average, product
-//   float8_e5m2, float8_e4m3fn              none: they are moved only
+//   float8_e5m2, float8_e4m3fn              none: they can only be moved
 #ifndef TFDIST_OPS_BASE_REDUCIBLE_H_
 #define TFDIST_OPS_BASE_REDUCIBLE_H_
 

@@ -1,5 +1,5 @@
-// Span<T>: a view of contiguous elements. C++17 has no std::span; buffers of the core travel as
-// Span, never as a pointer and a length apart.
+// Span<T>: a view of contiguous elements, because C++17 has no std::span. The core passes buffers
+// as Span, never as a separate pointer and length.
 #ifndef TFDIST_OPS_BASE_SPAN_H_
 #define TFDIST_OPS_BASE_SPAN_H_
 

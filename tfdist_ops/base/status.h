@@ -1,8 +1,8 @@
 // Status: the result of everything that can fail. The core throws nothing.
 //
-// Codes carry TensorFlow's (absl's) numbers, so that the rim converts by value. Two codes of
-// TensorFlow are never used: UNAVAILABLE (TensorFlow turns it into InternalError without its
-// payload) and OUT_OF_RANGE (Keras takes it for the end of the data).
+// The codes have TensorFlow's (absl's) numbers, so that the TensorFlow ops (tf/) convert them by
+// value. Two codes of TensorFlow are never used: UNAVAILABLE (TensorFlow turns it into
+// InternalError without its payload) and OUT_OF_RANGE (Keras takes it for the end of the data).
 #ifndef TFDIST_OPS_BASE_STATUS_H_
 #define TFDIST_OPS_BASE_STATUS_H_
 
@@ -17,11 +17,11 @@ namespace tfdist {
 enum class Code : int32_t {
   kOk = 0,
   kCancelled = 1,           // this rank's own step was cancelled
-  kInvalidArgument = 3,     // a bad argument, known on this rank alone
+  kInvalidArgument = 3,     // a bad argument, detected on this rank alone
   kDeadlineExceeded = 4,    // a live peer did not come within the deadline
   kFailedPrecondition = 9,  // the ranks do not agree (shape, type, operation, root, ...)
   kAborted = 10,            // a peer was lost or failed, or the engine was shut down
-  kInternal = 13,           // a bug of ours
+  kInternal = 13,           // a bug in tfdist, or a system call that failed
 };
 
 // The machine-readable half of an error; empty fields are left out of the JSON.

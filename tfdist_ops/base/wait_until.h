@@ -8,8 +8,8 @@
 
 namespace tfdist {
 
-// std::condition_variable::wait has another symbol since GCC 12 (GLIBCXX_3.4.30), which the wheel's
-// platform, manylinux_2_34, lacks. A wait with a limit has none of its own.
+// Since GCC 12, std::condition_variable::wait needs the symbol version GLIBCXX_3.4.30, which the
+// wheel's platform, manylinux_2_34, lacks. A wait with a time limit needs no such symbol.
 template <typename Predicate>
 void WaitUntil(std::condition_variable* condition, std::unique_lock<std::mutex>* lock,
                Predicate predicate) {

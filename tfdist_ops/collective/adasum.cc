@@ -9,8 +9,8 @@
 namespace tfdist {
 namespace {
 
-// Sums that do not wait for each other; which of them an element goes into depends on its place
-// alone. A vector register holds several.
+// Partial sums, so that no addition waits for the one before it. An element's index alone decides
+// which of them it is added to. A vector register holds several of them.
 constexpr int64_t kLanes = 8;
 using Lanes = std::array<double, kLanes>;
 
@@ -61,8 +61,8 @@ void AddPairOfType(const PairFactors& factors, uint8_t* a, const uint8_t* b, int
 }
 
 double FactorOf(double ab, double square) {
-  // Below it, the vector counts as zero: the quotient would be inaccurate. NaN is not below it, and
-  // propagates.
+  // A vector with a smaller square counts as zero: the quotient would be inaccurate. A NaN is not
+  // smaller and propagates.
   static const double kLeast = std::sqrt(std::numeric_limits<double>::min());
   return square < kLeast ? 1.0 : 1.0 - ab / (2.0 * square);
 }

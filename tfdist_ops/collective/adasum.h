@@ -32,8 +32,8 @@ struct PairFactors {
 };
 PairFactors FactorsOf(const Dots& dots);
 
-// Of `n` elements of float32 or float64 each, in float64. The same bits for the same elements,
-// wherever they lie.
+// The dot products of two vectors of `n` elements, float32 or float64, computed in float64. The
+// same elements give the same bits, wherever they lie.
 Dots DotsOf(DType dtype, const uint8_t* a, const uint8_t* b, int64_t n);
 
 // a = factors.a a + factors.b b, computed in float64 and rounded once. float32 or float64.

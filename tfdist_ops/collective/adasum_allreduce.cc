@@ -5,10 +5,10 @@
 //   lowest on, two blocks of ranks that differ in it become one:
 //     exchange    the partner in the other block gets one half of what the rank has, and gives its
 //                 part of the other half
-//     dots        of the own part and the partner's, for each tensor
+//     dots        of its own part and the partner's, for each tensor
 //     sum         of the dots over the ranks of both blocks, which have the other parts of the same
 //                 two vectors: a butterfly over these ranks
-//     combine     the own part, by the factors that follow from the dots
+//     combine     its own part with the partner's, by the factors that follow from the dots
 //   In the end each rank owns one slice, finishes it, and the halving runs backwards.
 //
 // Ranks: powers of two. On the wire per rank: as halving_doubling, and 24 bytes a tensor in each of
@@ -28,7 +28,7 @@
 namespace tfdist {
 namespace {
 
-// kExchange + 2 k, + 1: back; kSum + k: of dots.
+// kExchange + 2 k: the exchange of level k, + 1: its way back; kSum + k: the sum of its dots.
 enum Phase : uint16_t { kExchange = 0, kSum = 128 };
 
 bool Supports(const ScheduleArgs& args, DType dtype) {
@@ -52,8 +52,8 @@ int32_t AddSumOfDots(Schedule* schedule, int rank, int bit, int32_t slice, uint1
   return last;
 }
 
-// One level: both blocks become one. Returns the exchange; *last is the step after which the own
-// part is combined.
+// One level: both blocks become one. Returns the exchange; *last becomes the step that combines
+// this rank's part.
 HalvingExchange AddLevel(Schedule* schedule, const ScheduleArgs& args, int level, int32_t* begin,
                          int32_t* last) {
   const int bit = 1 << level;

@@ -7,8 +7,8 @@
 //                                  +----- 1
 //
 // Steps: ceil(log2 size). On the wire: a rank sends all slices of its subtree to its parent, so
-// that a slice travels as often as its rank has bits: fewer peers for the root, more bytes in all
-// than the star. Slices may have any lengths, also none.
+// that a slice is sent once for each 1 bit in the v of its rank: fewer peers for the root, more
+// bytes in all than the star. Slices may have any length, including zero.
 //
 // In place (the root's input lies at its place in its output): that slice is never received; every
 // other one is written once. Other ranks hold what passes through in memory of their own.

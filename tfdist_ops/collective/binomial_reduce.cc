@@ -12,7 +12,7 @@
 // of an addition in the order of their ranks, but partial results before inputs. Partial results of
 // half types travel as float32 and the root rounds once.
 //
-// In place (input == output): other ranks than the root keep partial results in memory of their
+// In place (input == output): ranks other than the root keep partial results in memory of their
 // own, because their output is their own input. The root overwrites element for element what it
 // reads.
 //

@@ -7,8 +7,8 @@
 //                                  +----> 1
 //
 // Steps: ceil(log2 size). On the wire: a rank sends each child all slices of the child's subtree,
-// so that a slice travels as often as its rank has bits: fewer peers for the root, more bytes in
-// all than the star. Slices may have any lengths, also none.
+// so that a slice is sent once for each 1 bit in the v of its rank: fewer peers for the root, more
+// bytes in all than the star. Slices may have any length, including zero.
 //
 // In place (the root's output is its slice's place in its input): the root writes that slice alone,
 // with the bytes that are there. Other ranks hold what passes through in memory of their own.

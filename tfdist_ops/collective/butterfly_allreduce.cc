@@ -7,10 +7,10 @@
 //                  ab <------> cd        1 with 3
 //
 // Steps: log2 size. On the wire per rank: log2 size times the data. The fewest steps of all, for
-// data so small that latency decides. Numbers of ranks that are no powers of two are folded
+// data so small that latency decides. Numbers of ranks that are not powers of two are folded
 // (fold_steps.h): two steps more, and an odd rank that stands for two sends the data once more.
 //
-// Order of additions: pairs of neighbours (those folded together first), then pairs of pairs, ...:
+// Order of additions: pairs of neighbors (those folded together first), then pairs of pairs, ...:
 // (x0 op x1) op (x2 op x3). Both partners of an exchange take their operands in the same order (a
 // partial result before an input, else the lower rank's first): all ranks compute the same bits.
 // Partial results of half types travel as float32; every rank rounds the same number once, at the

@@ -4,8 +4,8 @@
 //
 // Steps: 1. On the wire: the data once. A set of one (a rank that sends to itself) copies.
 //
-// In place (input == output): the sender has no output, the receiver no input; alone, the bytes are
-// there already.
+// In place (input == output): the sender has no output, the receiver no input; in a set of one the
+// bytes are already there.
 #include "collective/schedule.h"
 #include "collective/steps.h"
 

@@ -1,13 +1,12 @@
 // Folding: any number of ranks becomes a power of two for algorithms that pair them by bits.
 //
-// With 2^k the highest power of two <= size and rest = size - 2^k: of the first 2 rest ranks each
+// With 2^k the highest power of two <= size and rest = size - 2^k: of the first 2 * rest ranks each
 // even one gives its input to the next, which reduces both and stands for both; the even one gets
-// the result at the end. Those that are left get virtual ranks 0 .. 2^k - 1 in the order of their
-// ranks.
+// the result at the end. The remaining 2^k ranks get virtual ranks 0 .. 2^k - 1 in their order.
 //
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on numbers of processes that
-// are no powers of two.
+// are not powers of two.
 #ifndef TFDIST_OPS_COLLECTIVE_FOLD_STEPS_H_
 #define TFDIST_OPS_COLLECTIVE_FOLD_STEPS_H_
 

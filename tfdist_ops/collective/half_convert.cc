@@ -47,9 +47,9 @@ __attribute__((target("avx2,f16c"))) void FloatsToHalvesAvx2(const float* single
   FloatsToHalves(single + i, half + 2 * i, count - i);
 }
 
-// In sixteens, the last ones through a mask: what lies behind is neither read nor written. The
-// forms without a mask would do for the others, but compilers warn of what their headers leave
-// undefined.
+// Sixteen at a time, the last ones through a mask, so that nothing beyond the arrays is read or
+// written. The intrinsics without a mask would do for the others, but compilers warn that their
+// headers use undefined values.
 
 __attribute__((target("avx512f,avx512bw,avx512vl"))) void HalvesToFloatsAvx512(const uint8_t* half,
                                                                                float* single,

@@ -10,9 +10,9 @@
 //
 // Steps: 2 log2 size, with one message each: what is kept or given is a joined slice. On the wire
 // per rank: 2 (size - 1) / size of the data, the least that any allreduce can send. Numbers of
-// ranks that are no powers of two are folded (fold_steps.h): the data once more each way for those
-// folded, and two steps. A step waits for the whole of the one before: halves do not line up with
-// segments.
+// ranks that are not powers of two are folded (fold_steps.h): two more steps, and the data once
+// more each way for the folded ranks. A step waits for the whole of the one before: halves do not
+// line up with segments.
 //
 // Order of additions: as butterfly, (x0 op x1) op (x2 op x3), the pairs that are folded together
 // first; every slice is computed by one rank. Partial results of half types travel as float32 and
@@ -33,7 +33,8 @@
 namespace tfdist {
 namespace {
 
-enum Phase : uint16_t { kFold = 0, kUnfold = 1, kExchange = 2 };  // kExchange + 2 k, + 1: back
+// kExchange + 2 k: the exchange of step k; + 1: its way back.
+enum Phase : uint16_t { kFold = 0, kUnfold = 1, kExchange = 2 };
 
 int Parts(const ScheduleArgs& args) { return HighestPowerOfTwo(args.size); }
 

@@ -1,5 +1,5 @@
-// Halving and doubling: what the algorithms share that halve the data with each partner, and give
-// the results back the same way.
+// Halving and doubling: shared by the algorithms that halve the data with each partner and then
+// give the results back the same way in reverse.
 #ifndef TFDIST_OPS_COLLECTIVE_HALVING_STEPS_H_
 #define TFDIST_OPS_COLLECTIVE_HALVING_STEPS_H_
 
@@ -28,7 +28,7 @@ inline int32_t JoinSlices(Schedule* schedule, int32_t base, int32_t first, int32
 }
 
 // The all-gather: backwards, each exchange gives the partner what the rank has, and gets as much.
-// `have`: the step that finished the own slice. Returns the steps that wrote the output.
+// `have`: the step that finished this rank's slice. Returns the steps that wrote the output.
 inline After AddDoubling(Schedule* schedule, const std::vector<HalvingExchange>& exchanges,
                          After have) {
   for (auto e = exchanges.rbegin(); e != exchanges.rend(); ++e) {

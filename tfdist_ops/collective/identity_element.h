@@ -10,7 +10,8 @@ namespace tfdist {
 
 // Fills `out` with inputs that, multiplied by `prescale`, are the identity of `op`: x op out == x
 // for every x, bit for bit (a floating-point sum begins with -0: 0 would change the sign of -0).
-// Only in a product the inverse of a prescale may be rounded, and a complex zero change its sign.
+// Two exceptions, both in products: the inverse of the prescale may be rounded, and the sign of a
+// complex zero may change.
 // `op` must take `dtype` (CheckReducible).
 void FillIdentity(DType dtype, ReduceOp op, double prescale, uint8_t* out, int64_t elements);
 

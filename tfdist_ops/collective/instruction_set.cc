@@ -9,7 +9,8 @@ namespace {
 
 #if defined(__x86_64__)
 
-// avx2 and avx512: __builtin_cpu_supports asks for the registers too. F16C is not among its names.
+// For avx2 and avx512, __builtin_cpu_supports also checks that the operating system saves the
+// registers. It does not know F16C.
 bool HasAvx2() {
   unsigned int eax = 0;
   unsigned int ebx = 0;

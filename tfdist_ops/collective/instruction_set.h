@@ -17,10 +17,10 @@ constexpr InstructionSet kInstructionSets[] = {InstructionSet::kAny, Instruction
 
 const char* InstructionSetName(InstructionSet set);  // "any", "avx2", "avx512"
 
-// Whether this processor runs them, and the operating system saves their registers.
+// Whether this processor runs `set` and the operating system saves its registers.
 bool ProcessorHas(InstructionSet set);
 
-// The largest that it has. Looked up once.
+// The largest set that this processor has; looked up once.
 InstructionSet LargestInstructionSet();
 
 }  // namespace tfdist

@@ -7,12 +7,12 @@
 //      2 ---> 0, ---> 1   c
 //
 // Steps: 1, with size - 1 messages. On the wire per rank: (size - 1) times the data. Half the
-// latency of pairwise, and where memory is shared the input is copied once, for all to read: for
-// short messages inside a host, and for two ranks, which read no more of each other than pairwise
-// would have them, at every length.
+// latency of pairwise, and where memory is shared the input is copied once, for all to read. Meant
+// for short messages inside a host, and for two ranks at any length: each reads no more of the
+// other than with pairwise.
 //
-// The sum is x[0] op x[1] op ... on every rank, accumulated wider than half types and rounded once:
-// the bits of pairwise, so that choosing between the two by length changes none.
+// The sum is x[0] op x[1] op ... on every rank; half types are accumulated in float32 and rounded
+// once. These are the bits of pairwise: choosing between the two by length changes none.
 //
 // In place (input == output): the reduction writes the elements that it reads, and comes `after`
 // the sends of the same segment.

@@ -1,14 +1,15 @@
 // allgather "pairwise": every rank sends its slice straight to every other one.
 //
-//   slice 0:  0 ---> 1,  ---> 2        slice 1:  1 ---> 2,  ---> 0        slice 2:  2 ---> 0,  --->
-//   1
+//   slice 0:  0 ---> 1,  ---> 2
+//   slice 1:  1 ---> 2,  ---> 0
+//   slice 2:  2 ---> 0,  ---> 1
 //
 // Steps: 1, with size - 1 messages. On the wire per rank: size - 1 times its slice; all of the
 // messages can be under way at once, where the ring's wait for each other. Slices may have any
-// lengths, also none. Rank r starts with peer r + 1.
+// length, including zero. Rank r starts with peer r + 1.
 //
-// In place (the input lies at its place in the output): the own slice is never received; every
-// other one is written once and not read.
+// In place (the input lies at its place in the output): a rank's own slice is never received;
+// every other one is written once and not read.
 //
 // Source: the definition; the last phase of pairwise_allreduce.cc.
 #include "collective/schedule.h"

@@ -11,11 +11,12 @@
 // as the ring, in more and smaller messages. Rank r starts with peer r + 1, so that not all ranks
 // send to the same one at first.
 //
-// The sum is x[0] op x[1] op ... for every slice, accumulated wider than the type and rounded once:
-// the algorithm for half types, and the one inside a host, where the owner reads inputs in place.
+// The sum is x[0] op x[1] op ... for every slice; half types are accumulated in float32 and rounded
+// once. So it is the algorithm for half types, and the one inside a host, where the owner reads
+// inputs in place.
 //
 // In place (input == output): a rank reads its input of slice p in the send to p, and its input of
-// the own slice in the kReduce, which writes the same elements that it reads. Slice p is
+// its own slice in the kReduce, which writes the same elements that it reads. Slice p is
 // overwritten by the kCopy of phase 1, which is `after` that send. (It could not come earlier in
 // any case: the result contains what the send carried.)
 //

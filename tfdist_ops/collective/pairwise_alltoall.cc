@@ -1,15 +1,15 @@
 // alltoall "pairwise": in turn k every rank sends to the rank k to its right and receives from the
 // one k to its left.
 //
-//   four ranks, turn 1: 0 -> 1 -> 2 -> 3 -> 0     turn 2: 0 <-> 2, 1 <-> 3     turn 3: 0 <- 1 <- 2
-//   ...
+//   four ranks   turn 1: 0 -> 1 -> 2 -> 3 -> 0     turn 2: 0 <-> 2, 1 <-> 3
+//                turn 3: 0 <- 1 <- 2 <- 3 <- 0
 //
 // Steps: size - 1. On the wire per rank: all that it does not keep, once. What goes from one rank
-// to another may have any length, also none. A turn waits for nothing: the order only keeps ranks
-// from sending to the same one at first.
+// to another may have any length, including zero. No turn waits for another: the order only keeps
+// ranks from all sending to the same one at first.
 //
 // Slice r < size is what goes to rank r, slice size + s what comes from rank s, so the two ends
-// have different numbers for the same elements: on the wire all are labelled 0 (a pair of ranks has
+// have different numbers for the same elements: on the wire all are labeled 0 (a pair of ranks has
 // only one slice in each direction).
 //
 // Not in place: what comes from a rank has another length and place than what goes to it.

@@ -7,10 +7,11 @@
 //   slice 2  a,  ---> b   ---> abc
 //
 // Steps: 1, with size - 1 messages. On the wire per rank: all slices but its own, as the ring, and
-// half types as they are. Slices may have any lengths, also none. Rank r starts with peer r + 1.
+// half types as they are. Slices may have any length, including zero. Rank r starts with peer
+// r + 1.
 //
-// In place (the output is the own slice's place in the input): only the own slice is written, by
-// the reduction that reads it.
+// In place (the output is the place of this rank's slice in the input): only that slice is
+// written, by the reduction that reads it.
 //
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on reduce-scatter (pairwise

@@ -1,4 +1,4 @@
-// The reductions in the instructions of every processor.
+// The reductions, compiled for every processor of the architecture.
 #include "collective/half_convert.h"
 #include "collective/reduce_table.h"
 

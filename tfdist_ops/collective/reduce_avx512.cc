@@ -1,4 +1,4 @@
-// The reductions with AVX-512, of the types that gain by it.
+// The reductions with AVX-512, for the types that gain from it.
 #include "collective/half_convert.h"
 #include "collective/reduce_table.h"
 
@@ -21,7 +21,7 @@ struct Avx512Processor {
 }  // namespace
 
 // Half types are widened and rounded, which keeps the processor busy. All others wait for memory:
-// measured, sums of two are as fast as with AVX2 beyond the caches, and slower in the second level.
+// measured, sums of two are as fast as with AVX2 beyond the caches, and slower in the L2 cache.
 //
 // With AVX-512 come fused operations, and GCC 12 uses one for the product of complex numbers,
 // whatever -ffp-contract says: other bits. AVX2 without FMA has none.

@@ -1,7 +1,7 @@
 // The loops behind reduce_kernels.h, compiled once for each instruction set (reduce_table.h).
-// Everything is inlined into one function a (type, operation, processor), which lends it its
-// instructions. No loop fuses a multiplication with an addition and all add in the same order: the
-// bits are the same.
+// Everything is inlined into one function for each (type, operation, processor), compiled for that
+// processor's instructions. No loop fuses a multiplication with an addition, and all add in the
+// same order: the bits are the same.
 //
 // Work goes in blocks that stay in the first-level cache: every contribution is read once from
 // memory and the output is written once, however many contributions there are.
@@ -36,10 +36,10 @@ struct Job {
 };
 using Kernel = void (*)(const Job& job);
 
-// ---- Loops. `ivdep`: an output may be one of the inputs, element upon the same element, which is
-// no dependence between elements; without it the in-place case would run as scalar code. They take
-// the element type and not the memory type as parameter: deducing the latter would drop its
-// attributes, and with them the permission to lie at any address.
+// ---- Loops. `ivdep`: an output may be one of the inputs, but each element is then written over
+// itself, which is no dependence between elements; without the pragma the in-place case would run
+// as scalar code. The loops take the element type and not the memory type as parameter: deducing
+// the latter would drop its attributes, and with them the permission to lie at any address.
 
 // The start of a reduction of one contribution.
 template <typename Type, typename Op>
@@ -97,10 +97,11 @@ TFDIST_INLINE void Combine(typename A::Pointer a, typename B::Pointer b, typenam
 
 // data / divide, for divide >= 2; of integers cut toward zero.
 //
-// Processors have no vector division of integers. A quotient of integers a / d below q differs from
-// it by 1 / d at least, relatively by more than 1 / a: float32 (24 bits) divides 16-bit integers,
-// and float64 (53 bits) 32-bit ones, without ever rounding up to q. A divisor that does not fit is
-// beyond every such integer and gives 0, as it must. Half of a uint32 fits into an int32.
+// Processors have no vector division of integers, so this divides in floating point. Where a / d is
+// below an integer q, it is so by at least 1 / d, relatively by at least 1 / a: float32 (24 bits)
+// with 16-bit integers and float64 (53 bits) with 32-bit ones never round up to q. A divisor that
+// does not fit into the type is larger than every number of it and gives 0, as it must. Since
+// divide >= 2, the quotient of a uint32 fits into an int32.
 template <typename Type>
 TFDIST_INLINE void Divide(int64_t divide, typename Type::Memory* data, int64_t n) {
   using Value = typename Type::Value;
@@ -163,8 +164,8 @@ TFDIST_INLINE const typename Type::Memory* View(const Job& job, int index, int64
   return view;
 }
 
-// target = total op contribution `index`; `total` is not there yet when both can be read in the
-// loop.
+// target = total op contribution `index`; for index 1 `total` is null where the loop itself reads
+// contribution 0.
 template <typename Type, typename Op>
 TFDIST_INLINE void CombineNext(const Job& job, int index, int64_t begin, int64_t n,
                                const typename Type::Memory* total, typename Type::Value* buffer,

@@ -13,9 +13,9 @@
 namespace tfdist {
 namespace reduce_block {
 
-// ---- Element types. Value: what is computed with, AccumulationType in C++. Memory: a Value read
-// and written in place; buffers may lie at any address, for instance behind a frame's header, and
-// are seen as bytes elsewhere. kValues: how many Values make an element.
+// ---- Element types. Value: the C++ type that is computed with, as AccumulationType. Memory: a
+// Value read and written in place, at any address (a buffer may follow a frame's header), in memory
+// that other code accesses as bytes. kValues: how many Values make an element.
 
 template <typename T>
 struct Direct;
@@ -47,8 +47,8 @@ struct Complex : Direct<T> {
   static constexpr int64_t kValues = 2;
 };
 
-// Half types are widened to float32 first and rounded at the end. kInLoop: loops widen elements as
-// they read them; what takes instructions of its own goes through a buffer.
+// Half types are widened to float32 first and rounded at the end. kInLoop: whether loops widen
+// elements as they read them; a conversion by special instructions goes through a buffer instead.
 template <typename Processor>
 struct Float16 {
   using Value = float;
@@ -84,8 +84,8 @@ struct Bfloat16 {
   }
 };
 
-// ---- Operations. `a` is what was there first. kPairs: Apply would need both parts of a complex
-// number. kBoolean: results are 0 and 1, also of a single contribution.
+// ---- Operations. `a` is the earlier operand. kPairs: needs both parts of a complex number, so
+// Combine computes it without Apply. kBoolean: results are 0 or 1, even of a single contribution.
 
 struct Arithmetic {
   static constexpr bool kPairs = false;

@@ -9,8 +9,8 @@
 namespace tfdist {
 namespace {
 
-// A copy keeps every bit, also of a NaN, and takes types that have no arithmetic. A half type may
-// have to be widened or rounded on the way, and logical operations make 0 and 1 of every number.
+// A copy keeps every bit, even of a NaN, and works for types that have no arithmetic. Not a copy: a
+// half type that is widened or rounded, and logical operations, which give 0 or 1.
 bool IsCopy(const Reduction& what, int count) {
   const bool same_type =
       (what.partials > 0) == what.to_partial || AccumulationType(what.dtype) == what.dtype;

@@ -10,20 +10,21 @@
 //                                 {own input}, ...), or of several inputs at once
 //   a rank adds its own    Reduce({dtype, op, prescale, {}, /*partials=*/1, /*to_partial=*/true},
 //                                 {received partial, own input}, ...)
-//   the last one finishes  the same with its Finish and to_partial = false; `partials` may be
-//                          all of the contributions, also the only one
+//   the last one finishes  the same with its Finish and to_partial = false; `partials` may count
+//                          all of the contributions, even if there is only one
 //
 // A partial result of n elements has n * DTypeSize(AccumulationType(dtype)) bytes.
 //
 // Which dtype takes which op: CheckReducible (base/reducible.h). Where nothing is computed (one
 // contribution, no factor) every type is copied, bit for bit.
 //
-// - Integers wrap modulo 2^bits. kAverage is a sum: the caller passes Finish.divide = size; of
-//   integers it is the sum, wrapped, divided, cut toward zero.
+// - Integers wrap modulo 2^bits. kAverage is a sum: the caller passes Finish.divide = size; for
+//   integers it is the wrapped sum, divided and truncated toward zero.
 // - min and max propagate NaN, as NumPy's do. Of two NaNs, and of zeros of different sign, the
 //   earlier contribution is taken.
-// - Logical operations take every number but 0 for true and give 0 or 1, as NumPy's (but in the
-//   type of the inputs), also of one contribution. An xor of many is true where an odd number is.
+// - Logical operations take every number but 0 for true and give 0 or 1, as NumPy's do, but in the
+//   type of the inputs, and even for one contribution. An xor is true where an odd number of
+//   contributions are.
 // - A product of complex numbers is (ac - bd) + (ad + bc)i, without repair of infinities.
 // - Buffers may lie at any address.
 #ifndef TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
@@ -49,13 +50,14 @@ struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;  // multiplies inputs, not partial results; 1 for integers and bool
   Finish finish;
-  int partials = 0;         // so many contributions, the first ones, are partial results
+  int partials = 0;         // the first `partials` contributions are partial results
   bool to_partial = false;  // `out` becomes a partial result
 };
 
 // out = finish(c[0] op c[1] op ...), in that order. `count` >= 1 contributions of `elements`
-// elements each. `out` may be one of those that are of the same kind (input or partial result) as
-// itself, and of any kind where AccumulationType(dtype) == dtype; it overlaps nothing otherwise.
+// elements each. `out` may be one of the contributions: one of the same kind (input or partial
+// result) as `out`, or any one where AccumulationType(dtype) == dtype. Otherwise it must not
+// overlap them.
 // `also`, if not null, gets the same bytes as `out`, while they are in the cache.
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
             int64_t elements, uint8_t* also = nullptr);

@@ -1,7 +1,7 @@
 // Which loop reduces which type by which operation; one table for each instruction set, compiled in
 // a file of its own: reduce_any.cc, reduce_avx2.cc, reduce_avx512.cc.
 //
-// A Processor lends its instructions to what it runs:
+// A Processor compiles the loops that it runs for its instruction set:
 //
 //   struct Processor {
 //     template <typename Type, typename Op>
@@ -23,8 +23,8 @@
 namespace tfdist {
 namespace reduce_block {
 
-// What CheckReducible of base/reducible.h allows; null for everything else, and where the
-// architecture has no such set. A type that does not gain by a set has the kernel of a smaller one.
+// Kernels for what CheckReducible of base/reducible.h allows; null for everything else, and where
+// the architecture lacks the set. A type that gains nothing from a set has a smaller set's kernel.
 Kernel FindAny(DType dtype, ReduceOp op);
 Kernel FindAvx2(DType dtype, ReduceOp op);
 Kernel FindAvx512(DType dtype, ReduceOp op);
@@ -79,7 +79,7 @@ Kernel FindInteger(ReduceOp op) {
   return kernel != nullptr ? kernel : FindLogical<Processor, std::make_unsigned_t<T>>(op);
 }
 
-// Of false and true the smaller is their `and`, the larger their `or`.
+// For bool, the minimum is the same as `and`, the maximum the same as `or`.
 template <typename Processor>
 Kernel FindBool(ReduceOp op) {
   if (op == ReduceOp::kMin) op = ReduceOp::kLogicalAnd;

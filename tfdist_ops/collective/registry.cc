@@ -1,5 +1,5 @@
-// The ordered table of algorithms. To add one: its file, its name in the list below, its row in the
-// table. Conformance tests and the benchmark go through the table.
+// The ordered table of algorithms. To add one, write its file, declare its function in the list
+// below, and add its row to the table. Conformance tests and the benchmark go through the table.
 #include "collective/schedule.h"
 
 namespace tfdist {

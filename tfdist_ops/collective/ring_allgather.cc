@@ -10,12 +10,13 @@
 //   slice 2  c ---> c      c ---> c ---> (0)
 //   slice 3  d ---> d ---> d      d ---> (0)
 //
-// Steps: size - 1 hops. On the wire per rank: all slices but that of its right neighbour, so
-// (size - 1) / size of the result when slices are equal. Slices may have any lengths, also none.
+// Steps: size - 1 hops. On the wire per rank: all slices but that of its right neighbor, so
+// (size - 1) / size of the result when slices are equal. Slices may have any length, including
+// zero.
 //
-// In place (the input lies at its place in the output): the own slice is never received, and the
-// local copy writes the bytes that are there; every other slice is written once, by the kCopy that
-// the send to the right comes `after`.
+// In place (the input lies at its place in the output): a rank's own slice is never received, and
+// the local copy writes the bytes that are already there; every other slice is written once, by
+// the kCopy that the send to the right comes `after`.
 //
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on allgather (ring).

@@ -20,8 +20,8 @@
 //
 // Order of additions: slice s is ((x[s] op x[s+1]) op x[s+2]) ..., ranks mod size: fixed, and equal
 // on all ranks since one rank computes it. The first reduction adds two untouched inputs (`raw`, so
-// that a prescale reaches both), later ones a partial result and the own input. Partial results of
-// half types travel as float32, so that they are rounded once: (3 size - 4) / size of the data.
+// that a prescale reaches both), later ones a partial result and the rank's input. Partial results
+// of half types travel as float32, so that they are rounded once: (3 size - 4) / size of the data.
 //
 // In place (input == output): a rank reads its input of slice s once, either to send it (s == rank)
 // or in its kReduce of s, which writes the same elements that it reads. The output of s is written

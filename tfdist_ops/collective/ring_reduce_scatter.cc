@@ -10,14 +10,14 @@
 //   slice 2  a ---> ab ---> abc
 //
 // Steps: size - 1 hops. On the wire per rank: all slices but its own, (size - 1) / size of the data
-// when slices are equal; slices may have any lengths, also none. Segments follow each other.
+// when slices are equal; slices may have any length, including zero. Segments follow each other.
 //
 // Order of additions: slice s is ((x[s+1] op x[s+2]) op ...) op x[s], ranks mod size. Partial
 // results of half types travel as float32 and are rounded once, at the end.
 //
-// In place (the output is the own slice's place in the input): partial results lie in memory of
-// their own, since a rank's output has room for its slice alone; that slice's input is read by the
-// last reduction, which writes the same elements. No other input is written.
+// In place (the output is the place of this rank's slice in the input): partial results lie in
+// memory of their own, since a rank's output has room for its slice alone; that slice's input is
+// read by the last reduction, which writes the same elements. No other input is written.
 //
 // Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", J. Parallel Distrib. Comput. 69 (2009), the first half.

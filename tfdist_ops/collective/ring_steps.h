@@ -29,15 +29,15 @@ struct RingReduce {
   std::vector<After> each = {};  // instead of `ready`, by place in Ring::slices
 };
 
-// Reduce-scatter: in hop h position p sends slices[p - h] to the right and reduces slices[p - h -
-// 1] from the left. After size - 1 hops position p holds the whole reduction of slices[p + 1].
-// Returns, by place in Ring::slices, the step that touches the slice last.
+// Reduce-scatter: in hop h position p sends slices[p - h] to the right and reduces
+// slices[p - h - 1] from the left. After size - 1 hops position p holds the whole reduction of
+// slices[p + 1]. Returns, by place in Ring::slices, the step that touches the slice last.
 std::vector<int32_t> AddRingReduceScatter(Schedule* schedule, const Ring& ring,
                                           const RingReduce& reduce);
 
 // All-gather of what position p has of slices[p + 1] in its output: in hop h it sends
 // slices[p + 1 - h] and receives slices[p - h]. `last`: by place in Ring::slices, what must have
-// touched the slice before it is sent or overwritten; in return, what touches it now.
+// touched the slice before it is sent or overwritten; on return, what touches it last.
 void AddRingAllgather(Schedule* schedule, const Ring& ring, uint16_t phase,
                       std::vector<After>* last);
 

@@ -2,9 +2,9 @@
 //
 // The data of a collective is cut into slices (slicing.h), a slice into segments of at most
 // segment_bytes. Every step runs once for each segment of its slice, in order; a step may run for
-// segment k as soon as the steps named in `after` have: those of the same slice their segment k,
-// those of another one all of theirs (BySegment says when else). All ranks make their lists from
-// the same arguments, so the lists fit together: a kSend meets exactly one kReduce or kCopy with
+// segment k once each step named in `after` has run: for its segment k, if it has the same slice,
+// else for all of its segments (exact rule: BySegment). All ranks make their lists from the same
+// arguments, so the lists fit together: a kSend meets exactly one kReduce or kCopy with
 // the same (phase, label) on the receiving rank, and (phase, label) is unique on a directed pair of
 // ranks.
 //
@@ -39,7 +39,7 @@ enum class Place : uint8_t {
              // rounded once, by the step that finishes. Lies in the output, unless that is too
              // narrow (half types) or wanted for something else (Schedule::private_partials).
   kHeld,     // on its way to another rank, bit for bit
-  kBeside,   // another rank's partial result, to be combined with the own one
+  kBeside,   // another rank's partial result, to be combined with this rank's
   kDots,     // Dots of adasum.h, one for each tensor, in place of the elements of the slice
 };
 
@@ -50,15 +50,15 @@ struct Step {
   int32_t label = -1;          // the slice's number on the wire; -1: `slice`
   std::vector<int32_t> peers;  // kReduce: ascending; empty = local only
   std::vector<int32_t> after;  // indices of earlier steps of this list
-  Place own = Place::kInput;   // kReduce: kInput, which is multiplied by prescale, or kPartial
-  Place to = Place::kOutput;   // kReduce: kOutput or kPartial; kCopy: kOutput or kHeld
+  Place own = Place::kInput;   // kReduce: kInput (multiplied by prescale), kPartial or kDots
+  Place to = Place::kOutput;   // kReduce: kOutput, kPartial, kDots; kCopy: kOutput, kHeld, kBeside
   bool raw = false;            // kReduce: peers sent untouched inputs, each to be multiplied by
                                // prescale; otherwise partial results
   bool finish = false;         // kReduce: the last reduction of the slice: divide, scale, round
   bool second = false;         // kDots, kCombine: `own` is the second of the two vectors
 };
 
-// A slice laid out of `count` slices of slicing.h, for steps that move them as one.
+// `count` slices of slicing.h, from `first` on, joined for steps that move them as one.
 struct JoinedSlice {
   int32_t first = 0;
   int32_t count = 0;
@@ -66,9 +66,9 @@ struct JoinedSlice {
 
 struct Schedule {
   std::vector<Step> steps;
-  std::vector<JoinedSlice> joined;  // numbered on from the slices of slicing.h
-  bool partials = false;  // any rank of the collective sends partial results: then segments of half
-                          // types are counted in float32, on all ranks
+  std::vector<JoinedSlice> joined;  // numbered after the slices of slicing.h
+  bool partials = false;  // some rank of the collective sends partial results: then all ranks size
+                          // segments of half types as float32
   bool private_partials = false;  // partial results of this rank may not lie in the output
 };
 
@@ -110,16 +110,16 @@ bool AllLocal(const ScheduleArgs& args);
 std::vector<std::vector<int32_t>> RanksByHost(const ScheduleArgs& args);
 
 // One row of the table in registry.cc. Slices (slicing.h): allreduce has parts(args) of them,
-// broadcast, reduce and sendrecv one; allgather, gather, scatter and reduce_scatter one a rank (its
-// rows), alltoall one for each destination, then one for each source.
+// broadcast, reduce and sendrecv one; allgather, gather, scatter and reduce_scatter one per rank
+// (its rows), alltoall one for each destination, then one for each source.
 struct AlgorithmEntry {
   const char* name;
   CollectiveKind kind;
   bool (*supports)(const ScheduleArgs& args, DType dtype);
   Schedule (*make)(const ScheduleArgs& args);
   int (*parts)(const ScheduleArgs& args) = nullptr;  // allreduce; null: `size`
-  // The row of the same kind that adds in the same order, and so gives the same bits, and is made
-  // for much data; null: itself. Only between such rows may what is fused with a tensor choose.
+  // The row of the same kind and order of additions, so of the same bits, that is made for large
+  // data; null: itself. What a tensor is fused with may decide only between such rows.
   const char* bits_of = nullptr;
 };
 int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args);
@@ -145,8 +145,8 @@ int64_t DotsOfSegment(int64_t segment_bytes);
 // Elements of a segment: the same for all steps, on all ranks.
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes);
 
-// Payload bytes and frames that one rank sends, for slices of `slice_elements`, of so many tensors
-// that are not empty.
+// Payload bytes and frames that one rank sends, for slices of `slice_elements` elements.
+// `tensors`: how many tensors are not empty.
 struct SendCount {
   uint64_t bytes = 0;
   uint64_t frames = 0;

@@ -24,17 +24,17 @@ bool IsPowerOfTwo(int size) { return (size & (size - 1)) == 0; }
 
 // Ranks that are not all on one host, and types whose partial results are no wider. Butterfly takes
 // log2 steps with all of the data in each; halving_doubling, with the same bits, twice as many with
-// less; the ring 2 (size - 1) with as little, and only with neighbours.
+// less; the ring 2 (size - 1) with as little, and only with neighbors.
 const char* BetweenHosts(int64_t bytes, const ScheduleArgs& args) {
   const int64_t steps = FloorLog2(args.size);
-  const int64_t least = 2 * (args.size - 1);  // of size parts of the data
+  const int64_t least = 2 * (args.size - 1);  // in units of 1 / size of the data
   if (IsPowerOfTwo(args.size)) {
     const int64_t butterfly = CrossoverBytes(steps, steps * args.size, 2 * steps, least, args.size);
     if (bytes <= butterfly) return "butterfly";
     // In a sparse world its partners, at distances of powers of two, have links already.
     return args.sparse || bytes <= kMostCrossover ? "halving_doubling" : "ring";
   }
-  if (args.sparse) return "ring";  // what folding pairs has no links
+  if (args.sparse) return "ring";  // folding pairs ranks that have no link
   // Some ranks are folded onto others: two steps more, with all of the data.
   const int64_t folded = steps + 2;
   const int64_t butterfly = CrossoverBytes(folded, folded * args.size, least, least, args.size);
@@ -56,7 +56,7 @@ const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& arg
   if (AllLocal(args) && !args.sparse) return bytes <= kOneShotBytes ? "one_shot" : "pairwise";
   const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
   if (SeveralOnEach(hosts)) return CrossesOnce(bytes, hosts) ? "butterfly" : "two_level";
-  // Others send partial results, which are float32 for half types: pairwise sends inputs.
+  // Other algorithms send partial results, which are float32 for half types; pairwise sends inputs.
   if (!args.sparse && IsHalf(dtype)) return "pairwise";
   return BetweenHosts(bytes, args);
 }

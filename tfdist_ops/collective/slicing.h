@@ -1,6 +1,6 @@
 // Slicing: which part of which tensor belongs to which slice, and where segments begin. Pure.
 //
-// Slices are cut for every tensor apart, never across a bucket: the part of a tensor that a slice
+// Slices are cut per tensor, never across a bucket: the part of a tensor that a slice
 // holds, and with it the order in which its elements are added, depends on the tensor's length, the
 // number of ranks and the tensor's own hint alone, not on what it happens to be fused with
 // (decision E of docs/architecture.md).
@@ -46,17 +46,17 @@ int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hin
 // allreduce: `parts` slices over all the tensors.
 std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
                                 int parts);
-// The same into slices that are there already: as many parts as there are.
+// The same, into slices that are already there; their number is the number of parts.
 void CutAllreduceAgain(const std::vector<TensorView>& tensors, size_t element_bytes,
                        std::vector<Slice>* slices);
 // allgather and gather: slice r = the elements of rank r (counts[r] of them), at their place in the
-// output of one tensor, if the rank has one; the own slice has the input. In place means that the
-// input lies at its place in the output, not that it equals the output's begin.
+// output of one tensor, if this rank has one; this rank's slice also has the input. In place means
+// that the input lies at its place in the output, not at the output's beginning.
 std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,
                                 const std::vector<int64_t>& counts, int rank);
 // reduce_scatter and scatter: slice r = the elements that rank r gets, at their place in the input,
-// if the rank has one; the own slice has the output. In place means that the output is the own
-// slice's place in the input.
+// if this rank has one; this rank's slice also has the output. In place means that the output is
+// that slice's place in the input.
 std::vector<Slice> CutScatter(const TensorView& tensor, size_t element_bytes,
                               const std::vector<int64_t>& counts, int rank);
 // alltoall: `counts` are elements from sender s to receiver r at [s * size + r]. Slice r < size =

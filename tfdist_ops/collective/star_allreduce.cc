@@ -6,7 +6,7 @@
 // (size - 1) times the data, the others send and receive it once. The reference that the others are
 // compared with, and the fewest messages for tiny data on few ranks.
 //
-// The sum is x[0] op x[1] op ..., accumulated wider than half types and rounded once.
+// The sum is x[0] op x[1] op ...; half types are accumulated in float32 and rounded once.
 //
 // In place (input == output): rank 0 writes the elements that its only reduction reads; elsewhere
 // the copy of the result comes `after` the send that reads the input.

@@ -3,7 +3,7 @@
 //   root <--- slice 1,  <--- slice 2,  <--- slice 3, ...
 //
 // Steps: 1, with size - 1 messages into the root. On the wire: every rank but the root sends its
-// own slice once, the least there is. Slices may have any lengths, also none.
+// own slice once, the least there is. Slices may have any length, including zero.
 //
 // In place (the root's input lies at its place in its output): that slice is never received; every
 // other one is written once. Other ranks write nothing.

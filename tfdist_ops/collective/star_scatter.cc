@@ -3,7 +3,7 @@
 //   root ---> slice 1,  ---> slice 2,  ---> slice 3, ...
 //
 // Steps: 1, with size - 1 messages of the root. On the wire: the root sends all slices but its own,
-// nobody else anything, the least there is. Slices may have any lengths, also none.
+// nobody else anything, the least there is. Slices may have any length, including zero.
 //
 // In place (the root's output is its slice's place in its input): the root writes that slice alone,
 // with the bytes that are there.

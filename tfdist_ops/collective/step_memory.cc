@@ -8,15 +8,15 @@
 
 namespace tfdist {
 namespace {
-// What is streamed at once: with less, the fence after it would cost more than it gains.
+// The least that is streamed at once: with less, the fence after it would cost more than it gains.
 constexpr size_t kLeastStreamed = size_t{8} << 10;
-// What is computed before it is copied on: stays in the first-level cache.
+// How much is computed before it is copied on: it stays in the first-level cache.
 constexpr size_t kBlockBytes = size_t{8} << 10;
-// What is fetched while as much is computed: hides the way to memory, and a processor has not many
-// more lines under way at once.
+// How much is prefetched while as much is computed: it hides the latency of memory, and a processor
+// can have few more cache lines under way at once.
 constexpr size_t kAheadBytes = size_t{2} << 10;
 
-// A copy of what was written past the caches.
+// Copies what was written past the caches, prefetching ahead.
 void CopyAhead(uint8_t* target, const uint8_t* source, size_t bytes, bool streams) {
   while (bytes > 0) {
     const size_t now = std::min(bytes, kAheadBytes);
@@ -156,7 +156,7 @@ size_t StepMemory::WireBytes(size_t step, int64_t segment) const {
          (partial ? partial_bytes_ : element_bytes_);
 }
 
-// Element `element` of a slice in scratch, or `output`, which is that element's place there.
+// Element `element` of a slice: in scratch, or else at `output`, its place in the output.
 uint8_t* StepMemory::At(Place place, int32_t slice, uint8_t* output, int64_t element) {
   if (!InScratch(place)) return output;
   const std::vector<size_t>& begins = place == Place::kBeside ? beside_begins_ : scratch_begins_;
@@ -331,8 +331,8 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
   if (streams || also.streams) StreamingFence();
 }
 
-// What goes past the caches is copied on from where it was computed: from the one of the two places
-// that is not streamed.
+// What is streamed is first computed elsewhere and then copied: in the one of the two targets that
+// is not streamed, or else in `scratch`.
 void StepMemory::ReduceInBlocks(const Reduction& reduction,
                                 std::vector<const uint8_t*> contributions, size_t own,
                                 bool streamed, Target out, Target also, int64_t n) const {

@@ -20,21 +20,22 @@
 
 namespace tfdist {
 
-// From how many bytes of results on a rank writes them past the caches, where `ranks` of its host
-// take part and the host's last-level caches have `cache_bytes` in all (0: unknown): what whoever
-// reads them next would not find there anyway. Measured with a reader after it (docs/design/0007).
+// The size of results from which a rank writes them past the caches, because their reader would not
+// find them there anyway. `ranks`: how many ranks of the host take part; `cache_bytes`: size of all
+// last-level caches of the host (0: unknown). Measured with a reader after it (docs/design/0007).
 size_t StreamedBytes(int64_t cache_bytes, int ranks);
 
 class StepMemory {
  public:
   // `slices`: those of slicing.h, without the joined ones. `reduction`: of the whole collective;
-  // `finish` is for the steps that finish. `rank`: index in the set. Outputs of `streamed_bytes` in
-  // all are written past the caches; with less, whoever reads them next finds a part in a cache.
-  // `step_bytes`: of the results that come together with these, which count too.
+  // its `finish` is for the steps that finish. `rank`: index in the set. Outputs of
+  // `streamed_bytes` or more in all are written past the caches; of fewer, the next reader finds a
+  // part in a cache. `step_bytes`: size of all results that come together, these included; counts
+  // in place of the outputs' own size where it is larger.
   StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
              int64_t segment_bytes, size_t streamed_bytes, int64_t step_bytes = 0);
 
-  // The same allreduce once more, of tensors of the same sizes that lie elsewhere.
+  // Prepares the same allreduce again, for tensors of the same sizes at other addresses.
   void MoveTo(const std::vector<TensorView>& tensors);
 
   const std::vector<Step>& steps() const { return schedule_.steps; }
@@ -44,18 +45,18 @@ class StepMemory {
   size_t WireBytes(size_t step, int64_t segment) const;  // payload of a segment
   // Whether Take, with `also` or without, writes past the caches what is not in place.
   bool Streams(size_t step, bool also) const;
-  // kSend. `streams`: past the caches.
+  // kSend: copies the payload to `wire`; `streams`: past the caches.
   void Pack(size_t step, int64_t segment, uint8_t* wire, bool streams = false);
-  // Where what Pack would copy lies.
+  // kSend: the memory that Pack would copy, in the order of the payload.
   void Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces);
-  // kReduce and kCopy; `wire`: one payload a peer; `streamed`: they were written past the caches.
-  // `also`, of a kReduce that finishes into the output: the payload of a send of the same segment,
-  // filled on the way; `streams`: that one past the caches.
+  // All kinds but kSend; `wire`: one payload per peer; `streamed`: these were written past the
+  // caches. `also`, for a kReduce that finishes into the output: the payload of a send of the same
+  // segment, filled along the way; `streams`: writes it past the caches.
   void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, bool streamed,
             uint8_t* also = nullptr, bool streams = false);
 
-  // Whether every step has the memory that it names; "" or what is wrong. For tests: schedules and
-  // slices of the table fit together.
+  // Checks that every step has the memory that it names; returns "" or what is wrong. For tests,
+  // that schedules and slices of the table fit together.
   std::string Check() const;
   size_t scratch_bytes() const { return scratch_bytes_; }
   size_t bytes() const;         // of all slices
@@ -113,13 +114,13 @@ class StepMemory {
   const int64_t segment_elements_;
   const int64_t dots_of_segment_;
   const size_t least_streamed_;         // bytes of a run
-  std::vector<SliceCursor> cursors_;    // one a step
+  std::vector<SliceCursor> cursors_;    // one per step
   std::vector<size_t> scratch_begins_;  // by slice; of kPartial and kHeld
   std::vector<size_t> beside_begins_;   // of kBeside
   std::unique_ptr<uint8_t[]> scratch_;
   size_t scratch_bytes_ = 0;
   bool streams_ = false;
-  std::vector<Dots> dots_;                     // one a tensor that is not empty
+  std::vector<Dots> dots_;                     // one per tensor that is not empty
   std::vector<const uint8_t*> contributions_;  // of the reduction in hand
 };
 

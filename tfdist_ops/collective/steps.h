@@ -58,7 +58,7 @@ inline Step SendFrom(Place own, uint16_t phase, int32_t slice, int32_t peer, con
   step.after = after.steps();
   return step;
 }
-// Sends the own input: nothing to wait for.
+// Sends this rank's input: nothing to wait for.
 inline Step SendInput(uint16_t phase, int32_t slice, int32_t peer) {
   return SendFrom(Place::kInput, phase, slice, peer, {});
 }
@@ -87,7 +87,7 @@ inline Step HoldFrom(uint16_t phase, int32_t slice, int32_t peer) {
   step.to = Place::kHeld;
   return step;
 }
-// The output gets the own input, bit for bit.
+// The output gets this rank's input, bit for bit.
 inline Step LocalCopy(int32_t slice) {
   Step step = CopyFrom(0, slice, 0, {});
   step.peers.clear();
@@ -96,7 +96,7 @@ inline Step LocalCopy(int32_t slice) {
 
 // ---- Reducing. The result goes to the output when it is finished, else to the partial.
 
-// Reduces untouched inputs of `peers` (ascending) and the own one, in rank order.
+// Reduces untouched inputs of `peers` (ascending) and of this rank, in rank order.
 inline Step ReduceInputs(uint16_t phase, int32_t slice, std::vector<int32_t> peers, bool finish) {
   Step step;
   step.kind = StepKind::kReduce;
@@ -108,13 +108,13 @@ inline Step ReduceInputs(uint16_t phase, int32_t slice, std::vector<int32_t> pee
   step.to = finish ? Place::kOutput : Place::kPartial;
   return step;
 }
-// Reduces the partial result of `peer` and the own input, in this order.
+// Reduces the partial result of `peer` and this rank's input, in this order.
 inline Step ReducePartialFrom(uint16_t phase, int32_t slice, int32_t peer, bool finish) {
   Step step = ReduceInputs(phase, slice, {peer}, finish);
   step.raw = false;
   return step;
 }
-// The output gets the own input, reduced with nothing (but scaled).
+// The output gets this rank's input, reduced with no other (but scaled).
 inline Step Local(int32_t slice) { return ReduceInputs(0, slice, {}, /*finish=*/true); }
 
 }  // namespace tfdist

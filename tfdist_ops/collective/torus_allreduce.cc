@@ -1,7 +1,7 @@
-// allreduce "torus": ranks as a grid of X columns and Y rows, with rings along rows and columns;
-// the rank at row X + column of ring_order.h stands there, so that rows lie inside hosts, if they
-// fit: reduce-scatter along the row, allreduce along the column of the part that each rank then
-// has, all-gather along the row.
+// allreduce "torus": ranks as a grid of X columns and Y rows, with rings along rows and columns:
+// reduce-scatter along the row, allreduce along the column of the part that each rank then has,
+// all-gather along the row. The ranks fill the grid row by row in the order of ring_order.h, so
+// that rows lie inside hosts, if they fit.
 //
 //   2 x 3:   0 --- 1      X = 2: after 1 hop along its row a rank has half of the data of its row,
 //            |     |      Y = 3: 2 + 2 hops along its column finish that half (in three slices),
@@ -9,7 +9,7 @@
 //            |     |
 //            4 --- 5
 //
-// The grid is the most square one; numbers of ranks that are prime have none and are not supported.
+// The grid is the most square one; a prime number of ranks has none and is not supported.
 //
 // Steps: 2 (X - 1) + 2 (Y - 1), where a ring has 2 (X Y - 1); a hop along a row is one message of a
 // joined slice. On the wire per rank: 2 (size - 1) / size of the data, as the ring. A column's ring

@@ -1,7 +1,7 @@
 // allreduce "tree": up a binomial tree rooted at rank 0, and down again.
 //
-//   0 <--- 4 <--- 6 <--- 7        Leaves (odd ranks, and those without a next one) send their
-//   | <-+  | <--- 5               inputs, inner ranks what they have reduced; the result travels
+//   0 <--- 4 <--- 6 <--- 7        Leaves (odd ranks, and the last rank) send their inputs, inner
+//   | <-+  | <--- 5               ranks what they have reduced; the result travels
 //   |   +- 2 <--- 3               back along the same edges.
 //   +----- 1
 //
@@ -9,9 +9,8 @@
 // sends it once for each child, rank 0 ceil(log2 size) times. Segments follow each other, so that
 // the levels of the tree work at the same time. For small data: few messages on the longest path.
 //
-// Order of additions: a rank adds its subtrees to its own input, the smallest (nearest ranks)
-// first:
-// ((x0 op x1) op (x2 op x3)) op ...: rank order with brackets. Partial results of half types travel
+// Order of additions: a rank adds its subtrees to its own input, the smallest (nearest) first:
+// ((x0 op x1) op (x2 op x3)) op ..., rank order with brackets. Partial results of half types travel
 // as float32 and rank 0 rounds once.
 //
 // In place (input == output): partial results overwrite the input element for element, in the step

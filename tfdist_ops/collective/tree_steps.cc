@@ -5,7 +5,7 @@
 namespace tfdist {
 namespace {
 
-// The lowest set bit of v; of 0 the lowest power of two >= size.
+// The lowest set bit of v; for v == 0 the lowest power of two >= size.
 int LowestBit(int v, int size) {
   int bit = 1;
   while (bit < size && (v & bit) == 0) bit <<= 1;
@@ -20,7 +20,8 @@ TreeNode BinomialNode(int rank, int size, int root) {
   TreeNode node;
   if (v != 0) node.parent = (v - lowest + root) % size;
   for (int bit = 1; bit < lowest && v + bit < size; bit <<= 1) {
-    // v + 1 has no bit below its lowest; another child has one, and a child v + bit + 1, if any.
+    // The child v + 1 is odd, so a leaf; any other child v + bit has the child v + bit + 1, if that
+    // is < size.
     const bool leaf = bit == 1 || v + bit + 1 >= size;
     node.children.push_back({(v + bit + root) % size, leaf});
   }

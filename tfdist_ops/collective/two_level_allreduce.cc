@@ -20,10 +20,10 @@
 // owners' ranks. Partial results (between hosts) of half types travel as float32 and the last owner
 // rounds once.
 //
-// In place (input == output): a rank reads its input of a slice in the send to its owner, or, the
-// owner, in the reduction that writes the same elements. The partial of a slice that another host
-// finishes is read by the send of phase 1, which the copy of the result comes `after`; so does the
-// copy of phase 3 after the send of phase 0.
+// In place (input == output): a rank reads its input of a slice in the send to the slice's owner;
+// the owner reads its own in the reduction that writes the same elements. The partial of a slice
+// that another host finishes is read by the send of phase 1, and the copy of the result comes
+// `after` that send. Likewise the copy of phase 3 comes `after` the send of phase 0.
 //
 // Source: M. Cho, U. Finkler, D. Kung, H. Hunter, "BlueConnect: Decomposing All-Reduce for Deep
 // Learning on Heterogeneous Network Hierarchy", MLSys 2019: a reduce-scatter and an all-gather at
@@ -36,8 +36,8 @@ namespace {
 
 bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return IsReducible(dtype); }
 
-// Between hosts: what this host has of a slice of the own part, which step `reduced` has written,
-// becomes the result. Returns the step that writes it.
+// Between hosts: this host's partial result of a slice of the part that this rank owns, written by
+// step `reduced`, becomes the result. Returns the step that writes the result.
 int32_t AddAcross(Schedule* schedule, const TwoLevels& layout, int h, int32_t reduced) {
   const int part = layout.local;
   const int32_t slice = layout.SliceOf(part, h);

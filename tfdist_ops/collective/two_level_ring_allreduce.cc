@@ -1,16 +1,16 @@
 // allreduce "two_level_ring": as two_level_allreduce.cc inside hosts; between hosts the owners of a
-// part form a ring, instead of each sending to all others. A rank then talks to two of another host
-// at most, and a line never carries what many send to one.
+// part form a ring, instead of each sending to all others. A rank then exchanges data with at most
+// two ranks of other hosts, and no network link carries what many ranks send to one.
 //
 //   hosts {0 1 2} {3 4} {5 6}: S = 2, H = 3; rings 0 → 3 → 5 → 0 of part 0, 1 → 4 → 6 → 1 of part 1
-//   phase 0  1, 2 ---> 0 (part 0)    0, 2 ---> 1 (part 1)    and so on each host
+//   phase 0  1, 2 ---> 0 (part 0)    0, 2 ---> 1 (part 1)    likewise on each host
 //   phase 1  reduce-scatter along the ring of the part: H - 1 hops
 //   phase 2  all-gather along it: H - 1 hops
 //   phase 3  owners send their part to the other ranks of their host
 //
-// Steps: 2 + 2 (H - 1). On the wire: what two_level sends, byte for byte, to other partners: more
-// steps, for which it is slower where messages are short, and steadier where there are many hosts.
-// Every slice goes through the phases on its own.
+// Steps: 2 + 2 (H - 1). On the wire: as many bytes as two_level, between other pairs of ranks. The
+// additional steps make it slower for short messages; with many hosts it is steadier. Every slice
+// goes through the phases on its own.
 //
 // Order of additions: inside a host in rank order; then slice h of a part begins at host h and is
 // added to in the order of the hosts. Partial results (between hosts) of half types travel as

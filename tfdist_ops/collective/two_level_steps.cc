@@ -24,7 +24,8 @@ void AddOther(Schedule* schedule, const TwoLevels& layout, int part) {
 Schedule BeginTwoLevels(const TwoLevels& layout) {
   Schedule schedule;
   schedule.partials = layout.hosts() > 1;
-  // Beginning behind its own place, so that not all ranks of a host send to the same one at first.
+  // Each rank begins after its own place, so that not all ranks of a host send to the same one at
+  // first.
   for (int shift = 1; shift <= layout.parts; ++shift) {
     const int part = (layout.local + shift) % layout.parts;
     if (part != layout.local) AddOther(&schedule, layout, part);

@@ -1,5 +1,5 @@
-// What the two-level algorithms have in common: who owns what, and the steps inside a host of what
-// a rank does not own.
+// Shared by the two-level algorithms: which rank owns which part, and the steps inside a host for
+// the parts that a rank does not own.
 #ifndef TFDIST_OPS_COLLECTIVE_TWO_LEVEL_STEPS_H_
 #define TFDIST_OPS_COLLECTIVE_TWO_LEVEL_STEPS_H_
 
@@ -14,9 +14,9 @@ namespace tfdist {
 
 enum TwoLevelPhase : uint16_t { kInside = 0, kAcross = 1, kAcrossBack = 2, kInsideBack = 3 };
 
-// The data is cut into S parts, S = the smallest number of ranks on a host, and each into a slice a
-// host. On every host part s belongs to local rank s. Where the slices lie: part s, host h is slice
-// s * hosts + h.
+// The data is cut into S parts, S = the smallest number of ranks on a host, and each part into one
+// slice per host. On every host part s belongs to local rank s. Slice s * hosts + h belongs to
+// part s and host h.
 struct TwoLevels {
   explicit TwoLevels(const ScheduleArgs& args) : ranks(RanksByHost(args)) {
     parts = static_cast<int>(ranks[0].size());

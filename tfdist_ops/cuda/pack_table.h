@@ -38,8 +38,8 @@ struct PackTable {
 };
 static_assert(sizeof(PackTable) <= 4096 - 64, "the table must fit into the kernel's arguments");
 
-// Elements that a thread moves at once: one 16-byte access of the wider type, so that neighbouring
-// threads touch neighbouring bytes on both sides.
+// Elements that a thread moves at once: one 16-byte access of the wider type, so that neighboring
+// threads touch neighboring bytes on both sides.
 TFDIST_HOST_DEVICE constexpr int PackVectorElements(int64_t tensor_bytes, int64_t buffer_bytes) {
   return static_cast<int>(kPackVectorBytes /
                           (tensor_bytes > buffer_bytes ? tensor_bytes : buffer_bytes));

@@ -93,7 +93,7 @@ TFDIST_HOST_DEVICE inline Vector<To, kElements> ConvertVector(const Vector<From,
 }
 
 // Moves `count` <= kTile elements, kElements at once; `thread` is one of kPackThreads.
-// Neighbouring threads touch neighbouring addresses. In a whole, aligned tile each thread first
+// Neighboring threads touch neighboring addresses. In a whole, aligned tile each thread first
 // issues all its loads, then converts and stores.
 template <int kElements, int64_t kTile, typename From, typename To, typename Converter>
 TFDIST_HOST_DEVICE inline void MoveTile(const From* from, To* to, int64_t count, int thread,

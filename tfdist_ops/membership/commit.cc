@@ -9,8 +9,8 @@ Status CommitGate::Complete(uint64_t group, int64_t step) {
   Group& state = groups_[group];
   if (step != state.complete + 1 || state.complete != state.released) {
     return TFDIST_INTERNAL("step " + std::to_string(step) + " of a group is complete after step " +
-                           std::to_string(state.complete) + ", of which step " +
-                           std::to_string(state.released) + " was released");
+                           std::to_string(state.complete) + ", and the last released step is " +
+                           std::to_string(state.released));
   }
   state.complete = step;
   if (frozen_) return Status();

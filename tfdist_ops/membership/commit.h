@@ -1,29 +1,32 @@
-// CommitGate: no rank applies a step before every rank has it. A state machine on values.
+// CommitGate: no rank applies a step before every rank has it. A pure state machine: no clock, no
+// sockets, no threads.
 //
-// The operations of a group's step end locally at different moments, and a failure can come in
-// between: then some ranks have the whole sum and others never will. With the gate on, the caller
-// holds the `done` of all buckets of (group, step) until the gate releases the step:
+// The operations of a group's step complete at different times on different ranks, and if a rank
+// fails in between, some ranks have the whole sum and others never will. With the gate on, the
+// caller holds back the `done` callbacks of all buckets of (group, step) until the gate releases
+// the step:
 //
 //   every member:  Complete(group, step)  → kComplete to the leader (the set's smallest rank)
-//   leader:        kComplete of all       → kCommit to all, and releases itself
+//   leader:        kComplete of all       → kCommit to all others; releases the step here
 //   every member:  kCommit of the leader  → TakeReleased() names the step: run its `done`s
 //
 // Source: two-phase commit, J. Gray, "Notes on Data Base Operating Systems", 1978; the agreement on
 // a verdict takes the place of its recovery.
 //
 // On a failure the gate freezes: a commit that arrives later is ignored. The report of the frozen
-// gate goes into the agreement (membership/failure_consensus.h); the verdict says for every group
-// which step counts: the highest that a survivor had released. Nobody can lack it, because a commit
-// is announced only after all have completed it. Everything above it is discarded everywhere.
+// gate goes into the agreement (membership/failure_consensus.h). The verdict contains, for every
+// group, the highest step that a survivor had released. Every survivor has completed this step,
+// because a commit is announced only after all members have completed it. All later steps are
+// discarded on every rank.
 //
 // What the caller must do:
 //   - number the steps of a group from 1 in every generation, call Complete once a step, in order,
 //     and not start a step before the one before it was released;
 //   - send TakeMessages(), hand what arrives to Receive, run the `done`s of TakeReleased();
-//   - give Freeze() to the FailureConsensus as its `freeze`; with the verdict call
-//   Resolve(commits): run
-//     the `done`s of TakeReleased() with ok, then end whatever is still held with the verdict's
-//     status. Without a verdict (evicted, no majority, not agreed) end all that is held with that.
+//   - give Freeze() to the FailureConsensus as its `freeze`; when there is a verdict, call
+//     Resolve(commits), run the `done`s of TakeReleased() with ok, then end what is still held with
+//     the verdict's status. Without a verdict (evicted, no majority, not agreed, withdrawn), end
+//     everything that is held with the status of that outcome.
 #ifndef TFDIST_OPS_MEMBERSHIP_COMMIT_H_
 #define TFDIST_OPS_MEMBERSHIP_COMMIT_H_
 
@@ -36,7 +39,7 @@
 
 namespace tfdist {
 
-// The last step of a group that counts.
+// The last step of a group that is applied; later ones are discarded.
 struct CommitPoint {
   uint64_t group = 0;
   int64_t step = 0;
@@ -61,15 +64,16 @@ class CommitGate {
   Status Complete(uint64_t group, int64_t step);
   void Receive(int from, const GateMessage& message);
 
-  // From here on no commit counts. Returns the last released step of every group known here.
+  // From now on, commits are ignored. Returns the last released step of every group known here.
   std::vector<CommitPoint> Freeze();
-  // The verdict's commit points: releases what lies below, forgets what lies above. An error is a
-  // bug: a point above what is complete here, or below what was released.
+  // Releases the steps up to the verdict's commit points and forgets those above. An error is a
+  // bug: a point above the last complete step here, or below the last released one.
   Status Resolve(const std::vector<CommitPoint>& points);
 
   std::vector<std::pair<int, GateMessage>> TakeMessages() { return std::exchange(messages_, {}); }
   std::vector<CommitPoint> TakeReleased() { return std::exchange(releases_, {}); }
-  // Leader: the members that have not completed the step; elsewhere only itself is known.
+  // The members that have not completed the step, as far as this rank knows: on the leader, any
+  // member; elsewhere, at most this rank itself.
   std::vector<int> Missing(uint64_t group, int64_t step) const;
   // Steps completed here that wait for their commit.
   int64_t waiting() const;

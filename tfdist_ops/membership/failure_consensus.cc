@@ -212,7 +212,8 @@ void FailureConsensus::Merge(int from, const ConsensusMessage& message) {
     if (MayDecide(members_, message.evidence)) {
       const auto own = std::find_if(message.evidence.begin(), message.evidence.end(),
                                     [this](const Evidence& item) { return item.rank == rank_; });
-      End(Outcome::kEvicted, "rank " + std::to_string(from) + " says of it: " + own->cause);
+      End(Outcome::kEvicted,
+          "rank " + std::to_string(from) + " reported its failure: " + own->cause);
     } else if (Learn({from, false, "it is in touch with less than half of the ranks"})) {
       Changed();
     }

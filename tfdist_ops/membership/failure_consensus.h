@@ -1,13 +1,13 @@
 // FailureConsensus: the members of a generation agree on one verdict before any of them raises. A
-// state machine on values; the protocol and its proof are docs/design/0004-verdict-and-gate.md.
+// pure state machine; the protocol and its proof are in docs/design/0004-verdict-and-gate.md.
 //
 // Every member keeps a set F of failed ranks with evidence; F only grows. Whatever makes it grow
 // is told to everybody, together with this member's report: the steps its gate had released when it
 // froze. The coordinator of F is the smallest rank outside of F. With the reports of ALL members
 // outside of F it proposes a verdict: the one it has itself accepted for an earlier F, else a new
-// one. Members whose F is equal accept; when all have, it is decided, and everybody who learns the
-// decision tells everybody else. Deciding takes certain evidence for all of F,
-// or a majority of the generation outside of F (exactly half counts with the smallest rank).
+// one. Members with the same F accept; when all have accepted, it is decided, and everybody who
+// learns the decision tells everybody else. A decision requires certain evidence for all of F, or a
+// majority of the generation outside of F (exactly half is enough if it has the smallest rank).
 //
 // Source: the protocol is our own. A new coordinator proposes what was accepted before, as in L.
 // Lamport, "The Part-Time Parliament", ACM Trans. Computer Systems 16 (1998). Agreement of a
@@ -16,14 +16,15 @@
 //
 // What the caller must do, all on one thread:
 //   - call AddEvidence for what it sees: the monitor's evidence, the end of a link, a deadline;
-//     evidence.certain as membership/heartbeat.h says. A link that has ended before this generation
-//     began must be told again to the new generation's FailureConsensus, and so must every entry of
-//     the old one's Seen() about a rank that its verdict counts as a survivor;
+//     evidence.certain as membership/heartbeat.h says. A new generation's
+//     FailureConsensus must be told again of every link that ended before the generation began, and
+//     of every entry of the old one's Seen() about a rank that the old verdict counts as a
+//     survivor;
 //   - a rank that has said goodbye is no failure; but once active(), add it as certain evidence
-//     ("it has shut down"), because nobody gets a report of it;
+//     ("it has shut down"), because it will never send a report;
 //   - Withdraw(cause) when this rank's own step fails: the others see certain evidence;
-//   - give `freeze`: called once, when F stops being empty; it must stop the commit gate
-//     (CommitGate::Freeze) and return its report;
+//   - give `freeze`: called once, at the first entry of F or at an outcome before that; it must
+//     stop the commit gate (CommitGate::Freeze) and return its report;
 //   - give `claim`, where ranks can be barred from deciding (Link::BarPeer): called before this
 //     rank decides; false when it has been barred;
 //   - send TakeMessages() on the control lanes (reliable and in order within a pair), hand what
@@ -84,8 +85,8 @@ struct ConsensusOptions {
   int64_t no_majority_us = 500 * 1000;  // without a majority; certain evidence may still come
   int64_t bound_us = 6 * 1000 * 1000;   // from the first evidence to some outcome
 };
-constexpr size_t kMaxCause = 1024;        // bytes of a cause that travel
-constexpr size_t kMaxRecord = 16 * 1024;  // a longer record does not travel at all
+constexpr size_t kMaxCause = 1024;        // bytes; a longer cause is cut off
+constexpr size_t kMaxRecord = 16 * 1024;  // bytes; a longer record is not sent at all
 
 // Whether the members outside of `evidence` may decide alone. `members` sorted.
 bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evidence);
@@ -100,7 +101,7 @@ class FailureConsensus {
   FailureConsensus(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
                    const ConsensusOptions& options = {}, Claim claim = nullptr);
 
-  // What was seen in one turn, together: F as a whole decides who is in the minority.
+  // Takes all evidence of one turn in one call: F as a whole determines who is in the minority.
   void AddEvidence(const std::vector<Evidence>& evidence);
   void Withdraw(const std::string& cause, const std::string& record = "");
   void Receive(int from, const ConsensusMessage& message);
@@ -112,8 +113,8 @@ class FailureConsensus {
   Outcome outcome() const { return outcome_; }
   // With kDecided.
   const Verdict& verdict() const { return *decided_; }
-  // In other outcomes, what this rank says of itself; and what it had seen, the first failure
-  // first.
+  // With the other outcomes: why this rank is out, and the failures that it has seen, in the order
+  // in which it learned of them.
   const std::string& own_cause() const { return own_cause_; }
   std::vector<Evidence> Seen() const;
 

@@ -1,4 +1,4 @@
-// Heartbeat: which peers show no sign of life. A state machine on values: no clock, no sockets, no
+// Heartbeat: which peers show no sign of life. A pure state machine: no clock, no sockets, no
 // threads. It turns silence and process states into Evidence; membership/failure_consensus.h
 // decides.
 //
@@ -8,15 +8,15 @@
 //   - before Tick, for every peer in WantProcessState(), read the state of its process
 //     (/proc/PID/stat; same host only) and call SetProcessState;
 //   - call Receive(peer, beat) for every beat, OnFrame(peer) for every other frame of a watched
-//   peer;
-//   - call WatchAll() when the agreement has begun (FailureConsensus::active()), so that a member
-//   that the
-//     coordinator waits for cannot be silent unnoticed;
+//     peer;
+//   - call WatchAll() when the agreement has begun (FailureConsensus::active()), so that it is
+//     noticed if a member that the coordinator waits for is silent;
 //   - call Forget(peer) for a peer whose fate is known.
 //
-// Silence counts only in time in which this rank's own ticks came on schedule (OwnTime): a rank
-// that was itself stopped or starved does not blame the others. On the same host a process that is
-// known to run (states R, S, D) is never suspected: an overloaded machine is not a dead one.
+// Silence is counted only while this rank's own ticks come on schedule (OwnTime), so that a rank
+// that was itself stopped or starved of CPU time does not suspect the others. On the same host, a
+// process that is known to run (states R, S, D) is never suspected: an overloaded machine is not a
+// dead one.
 //
 // Source: an unreliable failure detector in the sense of T. D. Chandra, S. Toueg, "Unreliable
 // Failure Detectors for Reliable Distributed Systems", J. ACM 43 (1996).
@@ -34,23 +34,23 @@ namespace tfdist {
 // Why a rank is believed to have failed.
 struct Evidence {
   int rank = -1;  // kNoRank: the generation must end although no rank is out
-  // True only where the rank can never act again in this generation: its process is gone (seen by
-  // the system of its host, or by the launcher there), it said so itself, or it was barred from
-  // deciding while it was stopped (Link::BarPeer). The end or reset of a connection to another host
-  // is NOT certain: both ends can see it while both live.
+  // True only if the rank can never act again in this generation: its process is gone (according to
+  // the operating system or the launcher of its host), the rank has itself reported that it is out,
+  // or it was barred from deciding while it was stopped (Link::BarPeer). The end or reset of a
+  // connection to another host is NOT certain: both ends can see it while both are alive.
   bool certain = false;
   std::string cause;
-  // What the caller wants to tell its user about it, as the first who saw it put it. Opaque here.
+  // The error for the user, as the first rank that saw the failure wrote it. Opaque here.
   std::string record{};
 };
 constexpr int kNoRank = -1;
 
-// Time as this rank's own ticks have lived it. A gap longer than twice the period, in which this
-// process did not run, counts as one period.
+// Time measured by this rank's own ticks. A gap longer than twice the period, in which this process
+// probably did not run, counts as one period.
 class OwnTime {
  public:
   explicit OwnTime(int64_t period_us) : period_us_(period_us) {}
-  // Microseconds that count since the last call; 0 at the first.
+  // Microseconds to count since the last call; 0 at the first call.
   int64_t Advance(int64_t now_us);
 
  private:
@@ -64,19 +64,19 @@ std::vector<int> WatchedRanks(int rank, int size);
 
 struct HeartbeatOptions {
   int64_t period_us = 100 * 1000;
-  int64_t silence_us = 2000 * 1000;  // of a peer whose process cannot be looked at
-  // A peer of a smaller rank is given this much longer: of two that have lost each other alone, the
-  // smaller accuses first, and the other hears of it through the rest and accuses nobody.
+  int64_t silence_us = 2000 * 1000;  // for a peer whose process state cannot be read
+  // A peer with a smaller rank gets this much more time: if two ranks have lost only each other,
+  // the smaller one reports the other first, which learns of it from the rest and reports nobody.
   int64_t yield_us = 300 * 1000;
-  // Silent peers are reported together: while another one has been silent for nearly as long, a
-  // finding waits, so that a rank that is cut off from many does not accuse them one by one.
+  // Silent peers are reported together: a report waits while another peer is within this time of
+  // its limit, so that a rank that is cut off from many does not report them one by one.
   int64_t gather_us = 500 * 1000;
-  int64_t stopped_us = 1000 * 1000;  // in which a process of this host must stay stopped
-  int64_t look_us = 300 * 1000;      // silence after which its state is asked for
+  int64_t stopped_us = 1000 * 1000;  // how long a process of this host must be stopped
+  int64_t look_us = 300 * 1000;      // silence after which the process state is asked for
   int max_unacknowledged = 4;        // so that the lane to a peer that reads nothing never fills
 };
 
-// A beat that is not acknowledged stops the next ones, but never an acknowledgement: that repeats
+// While max_unacknowledged beats are unacknowledged, only acknowledgements are sent, which repeat
 // the last sequence. Otherwise two ranks whose link was cut for a moment would wait for each other.
 struct Heartbeat {
   uint32_t sequence = 0;      // of the sender, from 1
@@ -97,8 +97,8 @@ class HeartbeatMonitor {
     std::vector<Evidence> evidence;                // each peer once
   };
 
-  // `members`: the ranks of the generation, sorted, this one included; `same_host`: by member, as
-  // they stand in `members`, whether SetProcessState will be called when wanted.
+  // `members`: the ranks of the generation, sorted, this one included; `same_host`: for each
+  // of `members`, in their order, whether SetProcessState will be called when wanted.
   HeartbeatMonitor(int rank, const std::vector<int>& members, const std::vector<bool>& same_host,
                    const HeartbeatOptions& options = {});
 

@@ -1,8 +1,8 @@
-/* Messages between ranks by MPI: libtfdist_mpi.so, which `make mpi` compiles against the MPI that
- * is there. tfdist/core/mpi.py loads it, and hands the table of its functions to the core.
+/* Messages between ranks over MPI: libtfdist_mpi.so, which `make mpi` compiles against the
+ * installed MPI. tfdist/core/mpi.py loads it and passes its table of functions to the core.
  *
- * A world of tfdist is a communicator of its own, so that its messages meet neither those of the
- * program nor those of an earlier world. Rank i of it is rank i of MPI_COMM_WORLD.
+ * Each world of tfdist has its own communicator, so that its messages are not mixed up with those
+ * of the program or of an earlier world. Its rank i is rank i of MPI_COMM_WORLD.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -42,7 +42,7 @@ static void store(MPI_Request request, uint64_t* out) {
 
 /* ---- messages ---- */
 
-/* Synchronous: it ends when the peer has begun to receive. */
+/* Synchronous mode: the send completes only after the peer has begun to receive it. */
 static int32_t send_message(void* context, int32_t peer, const void* data, size_t bytes,
                             uint64_t* request) {
   (void)context;
@@ -92,13 +92,13 @@ static const tfdist_messages table = {
     receive_message,         test_message, cancel_message, last_error,
 };
 
-/* ---- what Python calls; 0, or -1 and tfdist_mpi_error ---- */
+/* ---- called by Python; an int result is 0, or -1 with the reason in tfdist_mpi_error ---- */
 
 EXPORT const tfdist_messages* tfdist_mpi_messages(void) { return &table; }
 
 EXPORT const char* tfdist_mpi_error(void) { return problem; }
 
-/* What library it is, as a string of at most `capacity` bytes. */
+/* Writes the name and version of the MPI library, in at most `capacity` bytes. */
 EXPORT int tfdist_mpi_version(char* version, int capacity) {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
@@ -107,8 +107,8 @@ EXPORT int tfdist_mpi_version(char* version, int capacity) {
   return check(code, "MPI_Get_library_version");
 }
 
-/* The rank of this process in MPI_COMM_WORLD, and the size of that. Starts MPI unless the program
- * has. */
+/* Starts MPI unless the program has started it. Sets the rank of this process in MPI_COMM_WORLD
+ * and the size of MPI_COMM_WORLD. */
 EXPORT int tfdist_mpi_start(int* rank, int* size) {
   int is_running = 0, has_ended = 0, level = 0;
   if (check(MPI_Finalized(&has_ended), "MPI_Finalized") != 0) return -1;
@@ -154,7 +154,7 @@ EXPORT int tfdist_mpi_connect(int size, int generation) {
   return check(MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
-/* `bytes` at `text` from rank 0 to all ranks of the world. */
+/* Sends the `bytes` bytes at `text` from rank 0 to all ranks of the world. */
 EXPORT int tfdist_mpi_broadcast(char* text, int bytes) {
   return check(MPI_Bcast(text, bytes, MPI_CHAR, 0, world), "MPI_Bcast");
 }

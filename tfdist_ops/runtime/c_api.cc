@@ -82,7 +82,7 @@ void CopyRequest(const tfdist_request& in, tfdist::Request* out) {
   }
 }
 
-// Hands a copy of a request that may be valid to `submit`.
+// Refuses a request with an invalid kind, op or split_count; hands a copy of any other to `submit`.
 template <typename Submit>
 int32_t WithRequest(const tfdist_request& request, Submit submit) {
   const std::shared_ptr<Runtime> runtime = Current();

@@ -2,7 +2,7 @@
  *
  * No C++ type, exception or allocation crosses it. Python calls it through ctypes, the TensorFlow
  * rim (tf/) through the table of tfdist_api(). Strings are UTF-8, valid for the call
- * (arguments) or until the next call of the same function on the same thread (results).
+ * (arguments) or until the next call on the same thread (results).
  */
 #ifndef TFDIST_OPS_RUNTIME_C_API_H_
 #define TFDIST_OPS_RUNTIME_C_API_H_
@@ -62,15 +62,15 @@ typedef struct tfdist_world {
   uint32_t generation;
   const char* host;        /* of this rank, for messages */
   int32_t own_doorbell_fd; /* eventfd, nonblocking; the core owns it from tfdist_init on */
-  /* Every peer once; above TFDIST_MESH_RANKS the neighbours of the overlay (transport/routes.h). */
+  /* Every peer once; above TFDIST_MESH_RANKS the neighbors of the overlay (transport/routes.h). */
   const tfdist_link* links;
   int32_t link_count;
   const int32_t* host_of;   /* `size` of them: index of each rank's host, hosts numbered by their
                                lowest rank, equal on all ranks; may be null when size is 1 */
   const char* const* hosts; /* by rank, `size` of them, for messages; null: those of the links */
   const int64_t* pids;      /* the same */
-  int32_t wanted_fd;        /* eventfd that tells of tfdist_take_wanted; not owned; -1: none */
-  int32_t own_window_fd;    /* of tfdist_window_bytes for each shm link; not owned; -1: no such */
+  int32_t wanted_fd;        /* eventfd, written when a link is wanted; not owned; -1: none */
+  int32_t own_window_fd;    /* of tfdist_window_bytes for each shm link; not owned; -1: none */
   const tfdist_tuning_rule* tuning; /* equal on all ranks */
   int32_t tuning_count;
   const char* tuning_hash; /* shown by tfdist_counters_json; null: none */
@@ -78,7 +78,7 @@ typedef struct tfdist_world {
                               this rank; 0: not known, then local_size */
 } tfdist_world;
 
-/* ---- life ---- */
+/* ---- start, end and state of the world ---- */
 /* Starts the engine. Size 1 needs no links. Returns 0, or a code with tfdist_last_error filled. */
 TFDIST_EXPORT int32_t tfdist_init(const tfdist_world* world);
 /* Tells the peers that this rank leaves, waits at most `timeout_s` until they know, ends the
@@ -90,10 +90,10 @@ TFDIST_EXPORT int32_t tfdist_is_initialized(void);
  * connects. Returns how many. */
 TFDIST_EXPORT int32_t tfdist_take_wanted(int32_t* ranks, int32_t capacity);
 /* Hands over a link that was wanted; the core owns its descriptors, also when it returns an error.
- * One to a rank that is lost, or that has one, is closed. */
+ * A link to a rank that is lost, or that already has one, is closed. */
 TFDIST_EXPORT int32_t tfdist_add_link(const tfdist_link* link);
 /* From now on in this process, data between ranks without shared memory goes through `messages`,
- * which must live as long as the process; TCP carries the rest. Before tfdist_init. */
+ * which must live as long as the process; TCP carries the rest. Call it before tfdist_init. */
 TFDIST_EXPORT int32_t tfdist_use_messages(const struct tfdist_messages* messages);
 /* The calling thread's last error. */
 TFDIST_EXPORT tfdist_status tfdist_last_error(void);
@@ -181,10 +181,11 @@ typedef struct tfdist_request {
   int32_t split_count;
   double prescale, postscale;
   double timeout_s; /* <= 0: TFDIST_TIMEOUT_S */
-  /* allreduce outside of a group, 0 or 1: the same will be called again and again under this name,
-   * as by a place in a graph. Once all ranks have said so and agreed several times, and few such
-   * names take turns, the next calls under it start without asking; a rank that calls it otherwise
-   * then ends the work of all, where it would have ended this operation alone. */
+  /* allreduce outside of a group, 0 or 1: the same request will come again and again under this
+   * name, for example from one place in a graph. Once all ranks have said so and agreed several
+   * times, and few such names take turns, the next requests under it start without agreement. A
+   * rank whose request then differs ends the work of all, where before it would have ended this
+   * operation alone. */
   int32_t repeats;
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
   int32_t bucket;       /* index of the bucket, and */
@@ -193,7 +194,8 @@ typedef struct tfdist_request {
   const tfdist_tensor* tensors;
   int32_t tensor_count;
   void* context; /* given back to the callbacks */
-  /* Called exactly once, on the core's completion thread, perhaps before tfdist_submit returns. */
+  /* Called exactly once, perhaps before tfdist_submit returns: on the core's completion thread, or
+   * on the calling thread of tfdist_submit_and_help and tfdist_run, as described there. */
   void (*done)(void* context, const tfdist_status* status);
   /* allgather, gather, reduce_scatter, scatter, alltoall, null for others: called at most once, on
    * the completion thread, before any byte moves. `output_rows`: first dimension of the output (a
@@ -201,8 +203,8 @@ typedef struct tfdist_request {
    * (allgather, gather), what it gets (reduce_scatter, scatter), what it sends to this rank
    * (alltoall). Returns the memory, or null (the operation then fails everywhere). */
   void* (*allocate)(void* context, const int64_t* rows, int32_t size, int64_t output_rows);
-  /* By name, the same on all ranks ("auto", "ring", ...), instead of the configured one; null:
-   * that. Where it does not support the case (a torus of five ranks), auto decides. */
+  /* Name of the algorithm, the same on all ranks ("auto", "ring", ...); null: the configured one.
+   * Where it does not support the case (a torus of five ranks), auto decides. */
   const char* algorithm;
 } tfdist_request;
 
@@ -211,10 +213,11 @@ typedef struct tfdist_request {
  * it is written before `done` can run. Inputs must stay valid and unchanged, outputs untouched,
  * until `done`. Copies all else. */
 TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id);
-/* As tfdist_submit, but the calling thread drives the operation itself while it moves, for at most
- * `patience_us` without a step: a short one then costs no change of threads. If it has ended by
- * then, `done` has run here, before this returns; else it comes as after tfdist_submit. While
- * another thread helps, the operation is left to that one. Not from inside a callback. */
+/* As tfdist_submit, but the calling thread drives the operation itself while it makes progress, and
+ * for at most `patience_us` without any: a short one then needs no switch of threads. If it ends
+ * meanwhile, `done` runs here, before this returns; else it comes as after tfdist_submit. While
+ * another thread does the same, this operation is left to that thread. Must not be called from
+ * inside a callback. */
 TFDIST_EXPORT int32_t tfdist_submit_and_help(const tfdist_request* request, uint64_t* id,
                                              int64_t patience_us);
 /* As tfdist_submit_and_help, and blocks until `done` has run, on the calling thread. */
@@ -236,7 +239,7 @@ TFDIST_EXPORT int32_t tfdist_process_set_remove(uint32_t id, double timeout_s);
  * [d0,d1]"), then one line of options ("op=average ..."), equal on all ranks; `present`: a byte for
  * each variable, 1 where this rank has a gradient. On success `present` holds 1 where any rank has
  * one, and `id` (char[33]) the group's id. A description registered before returns at once with the
- * result of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
+ * earlier result. A gradient that this rank has now but none had then is FAILED_PRECONDITION. */
 TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* description,
                                             uint8_t* present, int32_t count, double timeout_s,
                                             char* id);
@@ -257,13 +260,13 @@ TFDIST_EXPORT int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_
 
 /* ---- ranks that wait for each other ---- */
 /* For how many microseconds nothing has moved on this rank while operations of it wait; 0: none
- * does, or there is no world. `*moves`: how often something had moved before. */
+ * waits, or there is no world. `*moves`: how often something had moved before. */
 TFDIST_EXPORT int64_t tfdist_still_us(uint64_t* moves);
-/* The threads of the program that call collectives all stand inside of one, at `place` (in the
- * user's words), which was so when `moves` was what tfdist_still_us gave. `how`: 0 in calls that
- * last until their operation ends, 1 in functions that may still submit others, 2 in such for so
- * long that nothing more is expected. Ranks that report it and of which none can go on end with
- * FAILED_PRECONDITION, all of them. No effect when something has moved since. */
+/* All threads of the program that call collectives are inside such a call, at `place` (in the
+ * user's words), and were when tfdist_still_us gave `moves`. `how`: 0: in calls that last until
+ * their operation ends; 1: in functions that may still submit other operations; 2: in such
+ * functions for so long that nothing more is expected. If none of the ranks that report this can go
+ * on, all of them end with FAILED_PRECONDITION. No effect when something has moved since. */
 TFDIST_EXPORT void tfdist_report_blocked(uint64_t moves, int32_t how, const char* place);
 
 /* ---- observation ---- */
@@ -282,12 +285,13 @@ typedef struct tfdist_record {
  * before the first call in this process, for which there need be no world. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
 /* Writes what happens on this rank from now on to FOLDER/rank-N.jsonl, until tfdist_shutdown: lines
- * of JSON, the first of which is `head` (tfdist/core/timeline/ reads them). The file, and the one
- * into which it turns when it is half as long as TFDIST_TIMELINE_BYTES (its name with .old), are no
- * longer than that. Returns 0, or a code with tfdist_last_error filled when it can't be written. */
+ * of JSON, the first of which is `head` (tfdist/core/timeline/ reads them). At half of
+ * TFDIST_TIMELINE_BYTES the file is renamed to its name with .old, and a new one begins: both
+ * together are no longer than that. Returns 0, or a code with tfdist_last_error filled when the
+ * file can't be written. */
 TFDIST_EXPORT int32_t tfdist_timeline_start(const char* folder, const char* head);
-/* Sends all of it to rank 0 too, which writes it into the folder of its own: for a rank that does
- * not see that folder. */
+/* Also sends the whole timeline to rank 0, which writes it into its own folder: for a rank that
+ * does not see that folder. */
 TFDIST_EXPORT void tfdist_timeline_forward(void);
 /* Something that this rank's program did, for the timeline; monotonic microseconds. No effect
  * without one. */
@@ -298,7 +302,9 @@ TFDIST_EXPORT void tfdist_timeline_span(const char* name, int64_t begin_us, int6
  * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
  * "" without), "waited_us" (for other ranks to be ready), "waited_for_us" (the same, by the rank
  * that was last), "links" (bytes and frames sent), "blocked_us" (in which this rank's program could
- * only wait for its operations: runtime/blocked_time.h). */
+ * only wait for its operations: runtime/blocked_time.h), "gate_messages" (sent by
+ * scheduler/step_gate.h), "crowded" (whether more ranks share this rank's processors than there are
+ * of them), "overlay" (its own counters, where there is an overlay). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

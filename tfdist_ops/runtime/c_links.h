@@ -28,7 +28,7 @@ Status UseMessages(const tfdist_messages* messages);
 // Owns the descriptors, also when it fails.
 StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
                                          const OwnEnd& own, const Config& config);
-// The links of tfdist_init, by rank: a full mesh, or the neighbours of the overlay. Owns all their
+// The links of tfdist_init, by rank: a full mesh, or the neighbors of the overlay. Owns all their
 // descriptors, also when it fails.
 StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world,
                           const std::shared_ptr<ShmWindow>& window, const Config& config);

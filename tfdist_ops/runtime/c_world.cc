@@ -149,7 +149,9 @@ int32_t tfdist_init(const tfdist_world* in) {
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
   if (in->size < 1 || in->rank < 0 || in->rank >= in->size) {
-    return FailInit(*in, BadArgument("tfdist_init: rank and size do not fit together"));
+    return FailInit(
+        *in, BadArgument("tfdist_init: expected 0 <= rank < size, got rank " +
+                         std::to_string(in->rank) + " and size " + std::to_string(in->size)));
   }
   const Status order = tfdist::CheckRingOrder(config.value().ring_order, in->size);
   if (!order.ok()) return FailInit(*in, order);

@@ -1,5 +1,5 @@
-// FinishedRecords: what the last operations of this rank were and when, for observation. A ring, so
-// that noting one takes no memory. Not thread-safe.
+// FinishedRecords: what the last operations of this rank were and when, for observation. A ring
+// buffer, so that adding a record takes no more memory. Not thread-safe.
 #ifndef TFDIST_OPS_RUNTIME_FINISHED_RECORDS_H_
 #define TFDIST_OPS_RUNTIME_FINISHED_RECORDS_H_
 

@@ -1,7 +1,7 @@
-// PeerProcesses: the state of those peers' processes that this process can see for certain: on this
-// host, in its namespace of processes. A number proves nothing (it can be one of another namespace,
-// or be used again), so it must belong to the process at the other end of the connection, and the
-// time at which that process started must stay the same. In doubt a peer is unknown.
+// PeerProcesses: the state of peers' processes, where this process can see it for certain: on this
+// host, in its own PID namespace. A pid proves nothing (it can be from another namespace, or be
+// reused), so it must belong to the process at the other end of the connection, and the start time
+// of that process must stay the same. In doubt a peer is unknown.
 #ifndef TFDIST_OPS_RUNTIME_PEER_PROCESSES_H_
 #define TFDIST_OPS_RUNTIME_PEER_PROCESSES_H_
 

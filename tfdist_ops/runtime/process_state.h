@@ -18,15 +18,17 @@
 namespace tfdist {
 
 struct Process {
-  std::mutex mutex;  // guards runtime; never taken in a forked child of `pid`, where it may be held
+  // Guards runtime and window. In a forked child of `pid` it may be held for ever; only tfdist_init
+  // takes it there.
+  std::mutex mutex;
   std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<ShmWindow> window;  // of the runtime's links; likewise
+  std::shared_ptr<ShmWindow> window;  // of the runtime's links
   std::atomic<pid_t> pid{0};
 };
 
 // Never destroyed by exit handlers: threads of TensorFlow may still run.
 Process& TheProcess();
-// The number of this process, after the first call of TheProcess.
+// The pid of this process; valid after the first call of TheProcess.
 pid_t OwnPid();
 
 // The runtime of this process; null before init, after shutdown and in a forked child.
@@ -35,7 +37,7 @@ std::shared_ptr<Runtime> Current();
 // FAILED_PRECONDITION, for calls that find no runtime.
 Status NotInitialized();
 
-// Keeps `status` for tfdist_last_error of this thread; its code.
+// Keeps `status` for tfdist_last_error of this thread; returns its code.
 int32_t Fail(Status status);
 const Status& LastError();
 

@@ -25,18 +25,18 @@ constexpr int64_t kIdleUs = 1000 * 1000;
 constexpr int kDoubtMs = 2;
 constexpr int kPauses = 8;
 constexpr int64_t kYieldAfterUs = 10;
-// A processor that comes back so late was somebody else's meanwhile.
+// If a yield takes this long, another thread has had the processor meanwhile.
 constexpr int64_t kLostUs = 10;
 constexpr int64_t kMostBetweenMovesUs = 5 * 1000;
-// Woken before it has left its processor, a thread stays there.
+// Long enough for a thread to leave its processor: woken before that, it stays there.
 constexpr int64_t kMoveNs = 10 * 1000;
-// What a helper looks at the data alone before it takes its turns: about 2 us.
+// How often a helper looks at the data alone before it takes whole turns: about 2 us.
 constexpr int kGlances = 64;
-constexpr int64_t kLongestGlanceUs = 20;  // with what there is to do
-// How long at most who needs agreement expects idle ranks to come by themselves: they do what it
-// does. Who leaves wakes them.
+constexpr int64_t kLongestGlanceUs = 20;  // including the work that it finds
+// How long at most a helper that needs agreement expects idle ranks to come by themselves, since
+// they make the same calls. A helper that leaves wakes them.
 constexpr int64_t kExpectUs = 20 * 1000;
-// What a helper that leaves takes at most, while more keeps coming.
+// How many turns a helper that leaves takes at most while more keeps coming.
 constexpr int kLastTurns = 4;
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
@@ -49,8 +49,8 @@ inline void Pause() {
 #endif
 }
 
-// The kernel adds to a sleep what the thread's timers may be late, 50 us unless told. Of a thread
-// that may be the caller's nothing stays changed.
+// The kernel lengthens a sleep by up to the thread's timer slack, 50 us by default. The slack is
+// restored afterwards, since the thread may be the caller's.
 void SleepForMove() {
   const int slack_ns = prctl(PR_GET_TIMERSLACK);
   prctl(PR_SET_TIMERSLACK, 1UL);
@@ -129,8 +129,8 @@ bool Progress::Enqueue(Command command) {
   return true;
 }
 
-// No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are in
-// one order for all: one of the two sees the other.
+// No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four
+// accesses are sequentially consistent, so one of the two threads sees the other's store.
 void Progress::Rouse() {
   if (sleeping_.load() && sleeping_.exchange(false)) Wake();
 }
@@ -169,14 +169,16 @@ bool Progress::Turn(int64_t now_us) {
   bool moved = RunPushed(now_us);
   moved |= engine_->Poll(now_us);
   if (now_us >= next_tick_us_) {
-    engine_->Tick(now_us);  // after what has come: no peer is silent whose word lies here
+    // After reading what has come: a peer whose message lies here is not silent.
+    engine_->Tick(now_us);
     next_tick_us_ = now_us + tick_us_;
     moved |= engine_->Poll(now_us);  // sends what the clock has caused
   }
   return moved;
 }
 
-// Whoever is waited for may need this very processor. What comes in shared memory ends it early.
+// The rank that is waited for may need this very processor. A frame in shared memory ends the pause
+// early.
 void Progress::Idle(int64_t idle_us) {
   if (crowded_) {
     sched_yield();
@@ -188,15 +190,15 @@ void Progress::Idle(int64_t idle_us) {
 }
 
 // Two ranks can hand one processor to and fro for long while another stands idle: the kernel looks
-// for a free one for who wakes up, hardly for who gives way. So who has lost the processor by
-// giving way sleeps for a moment, now and then.
+// for a free one when a thread wakes up, but hardly when one yields. So a thread that has lost its
+// processor by yielding sleeps for a moment, now and then.
 void Progress::Yield() {
   const int64_t before_us = NowUs();
   sched_yield();
   const int64_t now_us = NowUs();
   if (now_us - before_us < kLostUs || now_us < next_move_us_) return;
   if (helpers_.load(std::memory_order_relaxed) > 0) return;  // one waits for the baton held here
-  // Where no processor is free it is in vain.
+  // Where no processor is free the sleep is in vain, so it comes ever more rarely.
   const bool again = now_us - next_move_us_ < kMostBetweenMovesUs;
   between_moves_us_ = again ? std::min(2 * between_moves_us_ + kLostUs, kMostBetweenMovesUs) : 0;
   next_move_us_ = now_us + between_moves_us_;
@@ -233,7 +235,7 @@ void Progress::Run() {
 
 bool Progress::DriveOnCaller(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
                              int64_t patience_us, int64_t most_us) {
-  // Who waited for the baton would hold back what the other ranks may be waiting for.
+  // A thread that waited for the baton would hold back a request that other ranks may wait for.
   if (helping_.exchange(true)) {
     if (!Enqueue(Submission(std::move(*request)))) return false;
     if (!helping_.load()) Rouse();  // the helper may have gone without having seen it
@@ -261,8 +263,8 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
   const int64_t begin_us = now_us;
   RunPushed(now_us);  // came before, maybe under the same key
   engine_->Submit(std::move(*request), now_us);
-  // Agreeing takes control frames, with each of which a rank would wake an idle one. The progress
-  // thread would then be in the way of the one that comes.
+  // Agreement takes control frames, each of which would wake an idle rank. Its progress thread
+  // would then be in the way of the thread that comes to help there.
   bool agrees = false;
   int64_t expects_until_us = std::numeric_limits<int64_t>::max();
   const auto look_whether_it_agrees = [&] {
@@ -284,7 +286,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
     }
     if (Turn(now_us)) {
       last_move_us = now_us;
-      look_whether_it_agrees();  // what has been handed over
+      look_whether_it_agrees();  // for what has been handed over meanwhile
     } else if (now_us - last_move_us < patience_us) {
       Idle(now_us - last_move_us);
     } else {
@@ -294,7 +296,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
   bool moved = false;
   if (agrees) {
     engine_->SetWakeMode(WakeMode::kIdle);
-    // What came before the peers could know.
+    // Takes what came before the peers could know that this rank is idle.
     for (int i = 0; i < kLastTurns && (i == 0 || moved); ++i) moved = Turn(NowUs());
   }
   engine_->FlushAll();  // there may have been no turn since the operation began
@@ -325,8 +327,8 @@ bool Progress::Unwritten() const {
 
 void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
   SetWakeMode(engine_->busy() ? WakeMode::kAsleep : WakeMode::kIdle);
-  // No fence: `pushed_` (see Push) and the links' words are stored and loaded in one order for all
-  // (shm_lane.h) or guarded by a lock or the kernel.
+  // No fence: `pushed_` (see Rouse) and the links' words are sequentially consistent (shm_lane.h),
+  // or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !engine_->HasFrame() && !stopping_.load()) {
     Watch();
     const int64_t longest_us = engine_->waiting() ? tick_us_ : idle_us_;

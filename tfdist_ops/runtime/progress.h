@@ -7,11 +7,11 @@
 // that word. One of the two sees the other.
 //
 // Helping: a thread that waits for an operation may drive the engine itself (DriveOnCaller), so
-// that a short one costs no change of threads. Whoever drives holds `baton_`; the progress thread
-// lets go of it while it sleeps, and goes to sleep while somebody helps. Who helps says that the
-// rank is idle (WakeMode::kIdle), which it stays when the helper has gone, and rings for what is
-// left to do. While operations of the rank wait for agreement it says that the rank is awake, and
-// rings for no idle peer (WakeMode::kExpecting) until it goes.
+// that a short one needs no switch of threads. The thread that drives holds `baton_`; the progress
+// thread lets go of it while it sleeps, and goes to sleep while another thread helps. The helper
+// marks the rank as idle (WakeMode::kIdle), which it stays when the helper has gone, and rings the
+// doorbell if work is left. While operations of the rank wait for agreement, the helper marks the
+// rank as awake and rings no idle peer (WakeMode::kExpecting), until it leaves.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -39,11 +39,10 @@ class Progress {
   // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
   bool Push(Command command);
   bool Submit(std::unique_ptr<Request> request);
-  // Submits `*request` and drives the engine on the calling thread until `ended`, which `done`
-  // sets, until nothing has moved for `patience_us`, or for `most_us` in all: what moves may be
-  // another operation, before which this one has no turn. While another thread does that, it hands
-  // the request to that one and returns. False: stopped, it was not submitted. Any thread that may
-  // wait a little.
+  // Submits `*request` and drives the engine on the calling thread until `done` sets `ended`, until
+  // nothing has moved for `patience_us`, or for `most_us` in all, since what moves may be other
+  // operations that come before this one. While another thread drives, hands the request to that
+  // thread and returns. False: stopped, it was not submitted. Any thread that may wait a little.
   bool DriveOnCaller(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
                      int64_t patience_us, int64_t most_us);
   // For commands: there is a new link, whose descriptors may have the numbers of earlier ones.
@@ -78,7 +77,7 @@ class Progress {
   std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
   std::unordered_map<int, int> processes_;     // pidfd of a peer on this host → its rank
   const bool crowded_;                         // ranks wait for a processor: let others run
-  std::mutex baton_;                           // held by who drives engine_; guards asleep_
+  std::mutex baton_;                           // held while driving engine_; guards asleep_
   bool asleep_ = false;                        // the progress thread is at the doorbell
   std::atomic<int> helpers_{0};
   std::atomic<bool> helping_{false};  // a helper looks at what is pushed until it goes

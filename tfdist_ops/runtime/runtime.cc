@@ -34,7 +34,7 @@ Status ShutDownError() {
 // How long a blocking call drives an operation that does not move.
 constexpr int64_t kPatienceUs = 200;
 constexpr int64_t kCrowdedPatienceUs = 20000;
-// A kernel's thread helps for so many times its patience at most, while other operations move.
+// A kernel's thread helps for at most this many times its patience while other operations move.
 constexpr int64_t kMostPatiences = 5;
 
 // An operation that the thread which submitted it drives for a while. Either that thread runs
@@ -48,13 +48,13 @@ struct Helped {
     ended = true;
     return helping;
   }
-  // Who helps leaves. True: it has ended, and `done` is to be run here.
+  // The helping thread leaves. True: the operation has ended, and `done` must be run here.
   bool Leave() { return stage.exchange(kLeft) == kEnded; }
 
   enum Stage { kHelping, kEnded, kLeft };
   const std::function<void(const Status&)> done;
   Status status;
-  std::atomic<bool> ended{false};  // for who drives the engine
+  std::atomic<bool> ended{false};  // for the thread that drives the engine
   std::atomic<Stage> stage{kHelping};
 };
 
@@ -79,7 +79,7 @@ struct Awaited {
   }
 
   enum Stage { kRunning, kWaiting, kEnded };
-  std::atomic<bool> ended{false};  // for who drives the engine
+  std::atomic<bool> ended{false};  // for the thread that drives the engine
   std::atomic<Stage> stage{kRunning};
   Status status;
   std::mutex mutex;  // guards is_known
@@ -109,8 +109,8 @@ std::string GroupId(uint32_t set, const std::string& description) {
   return HashText(std::to_string(set) + "\n" + description);
 }
 
-// Whether more ranks than processors share this rank's: then a rank that waits gives its own away,
-// so that the others have their turns.
+// Whether more ranks share this rank's processors than there are of them: then a rank that waits
+// yields its processor, so that the others have their turns.
 bool IsCrowded(const World& world) {
   cpu_set_t own;
   if (sched_getaffinity(0, sizeof(own), &own) != 0) return false;
@@ -145,7 +145,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   };
   hooks.finished = [this](const Request& request, Code code) {
     still_us_.store(0, std::memory_order_relaxed);
-    // Not the turn's time, in which more than this may have been reduced.
+    // Not the time at which the turn began: other operations may have been reduced since.
     const int64_t done_us = NowUs();
     blocked_.Add(request, done_us);
     if (!records_wanted.load(std::memory_order_relaxed)) return;
@@ -405,7 +405,7 @@ Status Runtime::StartTimeline(const std::string& folder, const std::string& head
   std::lock_guard<std::mutex> lock(mutex_);
   if (shut_down_) return ShutDownError();
   if (writer_ != nullptr) {
-    const std::string text = "a timeline is written already";
+    const std::string text = "a timeline is already being written, until tfdist.shutdown()";
     return Status(Code::kFailedPrecondition, text,
                   ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
   }

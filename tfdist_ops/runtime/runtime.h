@@ -1,5 +1,5 @@
 // Runtime: one rank, complete: engine, progress thread, completion thread, observations. A process
-// has one (process_state.h); a test has as many as it wants ranks.
+// has one (process_state.h); a test has one for each of its ranks.
 #ifndef TFDIST_OPS_RUNTIME_RUNTIME_H_
 #define TFDIST_OPS_RUNTIME_RUNTIME_H_
 
@@ -27,9 +27,9 @@ namespace tfdist {
 
 class Runtime {
  public:
-  // `doorbell_fd`: this rank's eventfd (owned); links by rank, null for the own one. `overlay`:
-  // what made the links, in a world that is no full mesh; `wanted`: where its hook puts what it
-  // wants.
+  // `doorbell_fd`: this rank's eventfd (owned); `links`: by rank, null for this one. `overlay`:
+  // what made the links, in a world that is not a full mesh; `wanted`: where its hook puts the
+  // links that it wants.
   Runtime(World world, Links links, const Config& config, int doorbell_fd,
           std::shared_ptr<Overlay> overlay = nullptr,
           std::shared_ptr<WantedLinks> wanted = nullptr);
@@ -40,9 +40,9 @@ class Runtime {
   // Checks what can be checked on this rank alone, fills in defaults (timeout) and the id, hands
   // the request over. An error: `done` will not come.
   Status Submit(std::unique_ptr<Request> request, uint64_t* id);
-  // As Submit, and drives the operation on the calling thread while it moves: for at most
-  // `patience_us` without a step. What has ended by then has run `done` here, before this returns;
-  // else `done` comes as after Submit. While another thread helps, that one is left to drive it.
+  // As Submit, and drives the operation on the calling thread while it makes progress, and for at
+  // most `patience_us` without any. If it ends meanwhile, `done` runs here, before this returns;
+  // else `done` comes as after Submit. While another thread does this, that thread drives it.
   Status SubmitAndDrive(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us);
   // As SubmitAndDrive, but blocks until `done` has run, on this thread.
   Status Run(std::unique_ptr<Request> request);
@@ -51,7 +51,8 @@ class Runtime {
   // Blocks until all ranks have registered the same description, or an error.
   Status RegisterGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
                        double timeout_s, std::string* id);
-  // Whether such a description was registered, with as many gradients; then its values.
+  // Whether this description was registered, with as many gradients; if so, fills in `present` and
+  // `id`.
   bool FindGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
                  std::string* id) const;
   // Agree with all ranks of the world on a process set; block likewise.
@@ -86,12 +87,11 @@ class Runtime {
   const Config& config() const { return config_; }
   Status failure() const;
   int64_t good_steps() const { return good_steps_; }
-  // From now on runtimes of this process keep records. Not before: a lock and a copy are a
-  // part of a small operation.
+  // From now on runtimes of this process keep records. Not before: a lock and a copy cost
+  // a part of the time of a small operation.
   static void WantRecords();
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
   std::string CountersJson();
-  // Of gradients; any thread.
   // The algorithm of an operation of all ranks on `bytes`, fused with nothing; `wanted` by name, ""
   // for the configured one. Null: there is none, or `wanted` does not support the case.
   const AlgorithmEntry* AlgorithmFor(CollectiveKind kind, DType dtype, int64_t bytes,

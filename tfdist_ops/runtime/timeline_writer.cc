@@ -19,7 +19,7 @@ std::string PartPath(const std::string& folder, int rank) {
   return folder + "/rank-" + std::to_string(rank) + ".jsonl";
 }
 
-// In messages that no link is blocked by for long; whole lines.
+// Sends whole lines, in messages so short that none blocks a link for long.
 void SendLines(const TimelineWriter::Send& send, const std::string& lines) {
   for (size_t begin = 0; begin < lines.size();) {
     size_t end = lines.size();

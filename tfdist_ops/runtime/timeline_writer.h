@@ -35,13 +35,13 @@ class TimelineWriter {
                                                         int64_t limit_bytes);
   ~TimelineWriter();
 
-  // From now on what is written is also sent; what has been written first.
+  // Sends what has been written so far, and from now on all that is written.
   void Forward(Send send);
   // Lines that another rank has sent, the first of them its head. Any thread.
   void Receive(int rank, std::string lines);
   // Whether each rank that has sent lines has sent its last one.
   bool ReceivedAll();
-  // Sends all that has happened, and the last line. For before the engine leaves.
+  // Sends all that has happened, and the last line. To be called before the engine leaves.
   void EndForward();
   // Writes what has come, and the last line.
   void Close();

@@ -1,6 +1,5 @@
-// WantedLinks: which links the overlay wants, handed from the progress thread to the thread of
-// Python that connects (tfdist/core/rendezvous/on_demand_links.py). That one sleeps on an eventfd
-// of its own.
+// WantedLinks: which links the overlay wants, handed from the progress thread to the Python thread
+// that connects (tfdist/core/rendezvous/on_demand_links.py) and sleeps on an eventfd of its own.
 #ifndef TFDIST_OPS_RUNTIME_WANTED_LINKS_H_
 #define TFDIST_OPS_RUNTIME_WANTED_LINKS_H_
 

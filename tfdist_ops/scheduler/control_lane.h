@@ -47,7 +47,7 @@ class ControlLane {
   bool HasQueued(int peer) const { return !outbound_[static_cast<size_t>(peer)].messages.empty(); }
   int64_t CountQueued(int peer, FrameType type) const;
   void DiscardQueue(int peer) { outbound_[static_cast<size_t>(peer)] = Outbound{}; }
-  // Messages sent by which ranks agree on operations.
+  // How many messages this rank has sent to agree on operations.
   uint64_t negotiation_messages() const { return negotiation_messages_; }
 
  private:

@@ -43,7 +43,8 @@ bool DataLane::EmptyFullLinks(int64_t now_us) {
       set->copied.insert(ticket);
       emptied = true;
     };
-    // Only for the sake of others: what waits alone loses nothing when its peer waits too.
+    // Copy only to let other operations go on: an operation that alone awaits data of this peer
+    // loses nothing if the peer waits too.
     std::vector<const Operation*> waiting;
     for (const auto& [id, set] : sets_) {
       for (const auto& [turn, active] : set->active) {
@@ -93,7 +94,7 @@ void DataLane::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_u
   auto stashed = set->stash.extract(ticket);
   if (stashed.empty()) return;
   for (auto& [peer, arrived] : stashed.mapped()) {
-    OperationTrace::Wait wait;  // what came before this rank was ready it has not waited for
+    OperationTrace::Wait wait;  // not counted: these frames came before this rank was ready
     const Status status = operation->Deliver(peer, std::move(arrived), now_us, &wait);
     if (!status.ok()) {
       failures_.ReportBug(status, now_us);

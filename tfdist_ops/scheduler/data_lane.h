@@ -33,7 +33,7 @@ class DataLane {
   };
   explicit DataLane(const Access& access);
 
-  // Whether a look at what has come would find something, where that can be told at once.
+  // Whether Read would find a frame of any peer, as far as the links can tell without reading.
   bool HasFrame() const;
   // Hands what has come from a peer to its operations. True: something has.
   bool Read(int peer, int64_t now_us);
@@ -41,18 +41,18 @@ class DataLane {
   bool EmptyFullLinks(int64_t now_us);
   // Copies out all frames of a peer, whose link is about to go.
   void CopyFrames(int peer);
-  // Hands what has come for an operation before it began to it.
+  // Hands an operation the frames that came for it before it began.
   void DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us);
   // Hands back all frames that a set holds.
   void ReleaseFrames(ProcessSet* set);
-  // While this rank sleeps, every frame that fills up a link stands still.
+  // While this rank sleeps, frames that fill up a link count as standing still at once.
   void SetAsleep(bool asleep) { asleep_ = asleep; }
   // The count of held frames, by peer, for Operation::Advance.
   std::vector<size_t>* held() { return &held_; }
 
  private:
   Status Receive(int peer, const InFrame& frame, int64_t now_us);
-  // Of those that came before their operation.
+  // Copies out a peer's frames among those that came before their operation.
   bool CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer);
 
   const World& world_;
@@ -63,7 +63,7 @@ class DataLane {
   TimelineRecorder& recorder_;
   FailureSink& failures_;
   std::vector<size_t> held_;            // frames held in the transport, by peer
-  std::vector<int64_t> full_since_us_;  // since when no more can be; 0: it can
+  std::vector<int64_t> full_since_us_;  // since when no more can be held, by peer; 0: more can
   bool asleep_ = false;
 };
 

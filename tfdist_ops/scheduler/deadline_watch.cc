@@ -29,9 +29,9 @@ void DeadlineWatch::WarnOfStalls(ProcessSet* set, int64_t now_us) {
   for (const Stall& stall : stalls) {
     TFDIST_LOG(kWarning, access_.world.rank, "STALL",
                stall.text << (stall.kind == CollectiveKind::kJoin
-                                  ? ", which has called nothing meanwhile."
-                                  : ", which has not called it yet. Check that all ranks take the "
-                                    "same steps, and equally many.")
+                                  ? ", which made no calls meanwhile."
+                                  : ", which did not call it yet. Check that all ranks take the "
+                                    "same steps, and the same number of steps.")
                           << " The wait ends after its timeout.");
     set->stalls[stall.key] = stall.text;
     access_.control->SendToMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
@@ -50,8 +50,8 @@ void DeadlineWatch::EndExpired(const ProcessSet& set, int64_t now_us) {
     record.rank = expired->missing[0];
     record.host = HostOf(access_.world, record.rank);
     message +=
-        ", which is its timeout. What is missing is alive but did not call it: look for a step "
-        "that only some ranks take, or raise TFDIST_TIMEOUT_S.";
+        "; its timeout has passed. The missing ranks are alive but did not call it: look for a "
+        "step that only some ranks take, or raise TFDIST_TIMEOUT_S.";
   }
   access_.failures->Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, message, record));
 }

@@ -10,9 +10,9 @@ namespace {
 
 constexpr size_t kMostPlaces = 8;  // in a message
 
-// Whether a rank that waits the one way may count on the other not to submit anything meanwhile.
-// Only what runs in a graph can: it may still compute something else. What a program calls eagerly,
-// a graph does not submit.
+// Whether `waiting` may rely on `missing` not to submit what it waits for. Only a rank inside of a
+// graph may still submit something, after other computations, but never what a program calls
+// eagerly.
 bool StaysOut(const BlockedNote& waiting, const BlockedNote& missing) {
   return missing.how != BlockedNote::How::kGraph || waiting.how == BlockedNote::How::kEager;
 }

@@ -51,12 +51,12 @@ class DeadlockDetector {
   const Access access_;
   uint64_t noted_moves_ = 0;  // at the last tick
   int64_t still_since_us_ = 0;
-  std::optional<BlockedNote> blocked_;  // of this rank's program; holds while `moves` does
-  // On rank 0, as the next: the last note of each rank.
+  std::optional<BlockedNote> blocked_;  // of this rank's program; valid until `moves` changes
+  // From here on, used on rank 0 only. The last note of each rank.
   std::map<int, BlockedNote> notes_;
   uint32_t round_ = 0;
   std::set<int> unanswered_;  // ranks that were asked whether they are still blocked
-  bool holds_ = false;        // all that have answered are
+  bool holds_ = false;        // all that have answered are still blocked
 };
 
 }  // namespace tfdist

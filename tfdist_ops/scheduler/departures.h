@@ -63,9 +63,9 @@ class Departures {
     bool left = false;  // said goodbye, or is lost
     bool said_goodbye = false;
     bool counted_out = false;   // in an agreement: a rank that has left takes no part
-    bool answer_due = false;    // and waits to hear that nothing of it is unread
+    bool answer_due = false;    // its goodbye has yet to be answered
     bool acknowledged = false;  // it has answered our goodbye
-    LeaveNote took_part;        // when it left: in what
+    LeaveNote took_part;        // what it had taken part in when it left
   };
 
   const Access access_;

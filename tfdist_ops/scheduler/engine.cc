@@ -38,7 +38,7 @@ Engine::~Engine() = default;
 
 namespace {
 
-// What a rank that has joined must know of them.
+// Adds to the request what ranks that have joined must know of its tensors.
 void DescribeTensors(Request* request) {
   RequestInfo& info = request->info;
   info.group = request->group;
@@ -80,7 +80,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     return;
   }
   if (info.kind == CollectiveKind::kJoin) {
-    // Bounded once it is sent, from the last collective on (JoinProtocol).
+    // JoinProtocol sets its deadline when it is sent, and prolongs it with every collective.
     request->deadline_us = std::numeric_limits<int64_t>::max();
     set->joining = std::move(request);
     return;
@@ -155,7 +155,7 @@ bool Engine::SendResponses(int64_t now_us) {
   return sent;
 }
 
-// Removing a set, or adding one: what came for it before this rank heard of it follows.
+// Ends adding or removing a set. Handles what came for a new set before this rank heard of it.
 void Engine::EndSetChange(const Request& request, const Response& response, int64_t now_us) {
   ProcessSet* set = sets_.EndChange(request, response);
   if (set == nullptr) return;
@@ -289,8 +289,8 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& outcome) {
   if (recorder_.records()) recorder_.OnFinished(*request, outcome, sets_.Find(request->info.set));
   const Status well;
   const Status& status = !outcome.ok() && HidesFailure(*request, outcome) ? well : outcome;
-  // An output may be about to be allocated for a request that fails: its memory goes with `done`,
-  // which takes its turn after that.
+  // The output of a request that fails may be about to be allocated. That memory goes with `done`,
+  // which therefore has to come after the allocation.
   if (request->direct && (status.ok() || !request->allocate)) {
     request->done(status);
     if (hooks_.spent) hooks_.spent(std::move(request));
@@ -333,7 +333,7 @@ bool Engine::Poll(int64_t now_us) {
     }
   }
   moved |= SendResponses(now_us);
-  // Before the data: a rank that waits for an answer must not wait for a full line too.
+  // Before the data: a rank that waits for an answer must not also wait behind a lot of data.
   moved |= control_.FlushAll();
   moved |= AdvanceAll(now_us);
   moved |= data_lane_.EmptyFullLinks(now_us);

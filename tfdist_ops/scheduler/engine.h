@@ -3,7 +3,8 @@
 //
 // Not thread-safe and never blocking: Poll() does what can be done now and returns. The progress
 // thread (runtime/progress.cc) or a test calls it; time comes in as an argument. Callbacks of
-// requests are never called from here: they go to the CompletionSink.
+// requests go to the CompletionSink, except for `agreed` and the `done` of a `direct` request,
+// which are called from here.
 //
 // One request's way, in its process set:
 //   Submit → entries (one queue a key) → kReady to the set's leader → Negotiator: all ready, all
@@ -13,7 +14,7 @@
 //
 // Engine keeps the requests and their order; each of its other concerns is a class of its own,
 // a member below. engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks
-// say; engine_end.cc: how work ends otherwise than well.
+// say; engine_end.cc: failure, cancellation and leaving.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/failure_consensus.h); then all that was pending ends with one error, the same
@@ -58,7 +59,7 @@ namespace tfdist {
 struct AbortReason {
   std::string cause;   // in one line
   std::string detail;  // more, e.g. a traceback
-  int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
+  int culprit = -1;    // the rank that caused it, if that is known; -1: this rank
 };
 
 class Engine : private ControlLane::Receiver, private RequestFlow, private FailureHandler::Client {
@@ -105,16 +106,16 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   // Hands the links what they take of the control messages that wait.
   bool FlushAll() { return control_.FlushAll(); }
 
-  // Whether a look at what has come would find something, where that can be told at once.
+  // Whether PollData would find a frame, as far as the links can tell without reading.
   bool HasFrame() const { return data_lane_.HasFrame(); }
-  // Of a turn, no more than the data that such a look finds. True: something moved.
+  // The part of a turn that handles the data frames of HasFrame. True: something moved.
   bool PollData(int64_t now_us);
 
   bool busy() const;
   // How often something has moved on this rank: submitted, ended, or heard of as a leader.
   uint64_t moves() const { return state_.moves; }
-  // The threads of this rank's program that call collectives stand at `place`, which was so when
-  // `moves` was what moves() gave. No effect when something has moved since.
+  // Reports that the threads of this rank's program that call collectives stood at `place` when
+  // moves() returned `moves`. No effect if something has moved since.
   void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place) {
     deadlocks_.ReportBlocked(moves, how, std::move(place));
   }
@@ -182,9 +183,9 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
   uint64_t last_ticket_ = 0;  // announced in the world
-  uint64_t deviations_ = 0;   // operations that could not although they were agreed on before
+  uint64_t deviations_ = 0;   // operations that needed agreement although agreed on before
   uint64_t finished_ = 0;
-  OperationRunner::Completed completed_;  // of AdvanceAll: room, else empty
+  OperationRunner::Completed completed_;  // memory that AdvanceAll reuses; empty between calls
 };
 
 }  // namespace tfdist

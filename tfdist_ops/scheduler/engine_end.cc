@@ -1,4 +1,4 @@
-// How an engine's work ends otherwise than well: failure, cancelling, and leaving.
+// The ends of an engine's work: failure, cancellation, and leaving.
 #include <utility>
 
 #include "base/logging.h"
@@ -63,7 +63,7 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
   const Request* found = pending_.Find(id);
   if (found == nullptr) return;
   const std::string key = found->info.key;
-  const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
+  const std::string cause = "its own step failed or was cancelled during \"" + key + "\"";
   const Status mine(Code::kCancelled, "\"" + key + "\" was cancelled: this rank's step failed",
                     ErrorRecord{"cancelled", world_.rank, "", 0, key, cause, ""});
   failures_.Withdraw(mine, failures_.FailureOf(world_.rank, cause, ""), now_us);
@@ -73,8 +73,9 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   if (!departures_.HasLeft(peer) && !state_.leaving && state_.failure.ok()) {
     failures_.OnConnectionLost(peer, reason, now_us);
   }
-  // A peer that left had done its part; what it sent has been read before the link's end. What is
-  // still held here, because a third rank is slow or this one is not as far, would go with it.
+  // A peer that left had done its part, and what it sent was read before its link ended. Frames of
+  // it that are still held here, because a third rank is slow or this one lags behind, would be
+  // lost with the link.
   data_lane_.CopyFrames(peer);
   departures_.OnLost(peer);
   control_.DiscardQueue(peer);

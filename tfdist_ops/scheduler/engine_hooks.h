@@ -1,4 +1,4 @@
-// EngineHooks: what an engine calls of its owner.
+// EngineHooks: the callbacks from an engine to its owner.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_HOOKS_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_HOOKS_H_
 
@@ -31,18 +31,18 @@ struct EngineHooks {
   // Asked when the end of work, with `failure`, ends an operation of this rank's program. True: the
   // operation has a result now, and ends well.
   std::function<bool(const Request& request, const Status& failure)> hide_failure;
-  // A request whose `done` has run where the engine runs: its memory can be used for another one.
+  // A request whose `done` has run on the engine's thread: its memory can be used for another one.
   std::function<void(std::unique_ptr<Request>)> spent;
-  // As a rank that has joined: of a group that the others have registered.
+  // On a rank that has joined: the others have registered a group.
   std::function<void(const RequestInfo& info, const Response& response)> registered;
   std::function<void(int64_t count)> stepped;  // complete steps of a group so far
-  // At every tick: Engine::moves(), and for how long they have been as many while operations of
-  // this rank wait; 0: none does.
+  // At every tick: Engine::moves(), and for how long it has not changed while operations of this
+  // rank wait; 0: none waits.
   std::function<void(uint64_t moves, int64_t still_us)> still;
   // Lines of a peer's timeline; on rank 0.
   std::function<void(int peer, std::string lines)> timeline_lines;
-  // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
-  // peer.
+  // The state of a peer's process now; kUnknown if it cannot be seen for certain. Null: kUnknown
+  // for all peers.
   std::function<ProcessState(int peer)> process_state;
 };
 

@@ -77,8 +77,9 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
 bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                               int64_t now_us) {
   const bool heard_of = !set->ranks.empty();
-  // A set is opened and ended by rank 0's answer, which another rank's message can overtake. What
-  // is announced, is always to those who know the set; a word about waiting has nobody to help.
+  // A set is opened and removed by rank 0's answer, which another rank's message can overtake.
+  // Announcements go only to ranks that know the set. Messages about waiting can be ignored: this
+  // rank has no operation of the set that waits.
   if (!heard_of && type == FrameType::kJoin) {
     set->early_joins.emplace_back(peer, AsText(message));
     return true;
@@ -105,7 +106,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kResponse: {
       Response response;
       if (!from_leader || !DecodeResponse(message, &response)) return false;
-      // Each once, and somebody has asked for it.
+      // Each joined rank is a member and stands here once; at least one member has not joined.
       for (size_t i = 0; i < response.joined.size(); ++i) {
         const int32_t rank = response.joined[i];
         if (set->IndexOf(rank) < 0 || (i > 0 && rank <= response.joined[i - 1])) return false;

@@ -11,7 +11,7 @@ namespace tfdist {
 struct EngineState {
   bool leaving = false;  // this rank has said goodbye, or is about to
   bool stopped = false;  // from the first evidence on: nothing runs or starts any more
-  Status failure;        // once the work has ended: of all that is submitted later
+  Status failure;        // once the work has ended: the error of all that is submitted later
   // How often something has moved on this rank: submitted, ended, or heard of as a leader.
   uint64_t moves = 0;
 };

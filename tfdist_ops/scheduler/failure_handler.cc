@@ -74,7 +74,7 @@ void FailureHandler::OnConnectionLost(int peer, const Status& reason, int64_t no
 }
 
 void FailureHandler::SettleVerdict(int peer) {
-  // From now on the peer cannot.
+  // From now on the peer can't bar this rank.
   barred_ |= !access_.links[static_cast<size_t>(peer)]->ClaimVerdict();
 }
 
@@ -145,8 +145,8 @@ void FailureHandler::Tick(int64_t now_us) {
   Advance(now_us);
 }
 
-// A rank that has said goodbye acts no more: an agreement must not wait for it. Told after what
-// began the agreement, so that nobody takes it for the culprit.
+// A rank that has said goodbye takes no part any more: an agreement must not wait for it. This is
+// added after the evidence that began the agreement, so that the rank is not taken for the culprit.
 void FailureHandler::CountOutLeavers() {
   std::vector<Evidence> leavers;
   for (int peer : access_.departures->TakeGoodbyes()) leavers.push_back({peer, true, kHasLeft, ""});
@@ -208,8 +208,8 @@ void FailureHandler::SendMessages() {
   }
 }
 
-// Before an operation ends with an error: a program that ends at once must not take the word with
-// it, and look to the others like one more death.
+// Called before operations end with an error: a program that then exits at once must not take the
+// unsent messages with it, or the others would see one more dead rank.
 void FailureHandler::Flush() {
   bool moved = false;
   for (size_t p = 0; p < access_.links.size(); ++p) {

@@ -32,7 +32,7 @@ HeartbeatMonitor MakeHeartbeatMonitor(const World& world, const Config& config,
 
 class FailureHandler : public FailureSink {
  public:
-  // Whose work it is.
+  // The owner of the work: it stops and ends the work.
   class Client {
    public:
     virtual ~Client() = default;
@@ -64,9 +64,10 @@ class FailureHandler : public FailureSink {
   // The process of the peer has ended, although its link may not say so.
   void OnProcessEnded(int peer) { process_ended_[static_cast<size_t>(peer)] = true; }
   bool HasProcessEnded(int peer) const { return process_ended_[static_cast<size_t>(peer)]; }
-  // The connection to a peer has ended that had not left.
+  // The connection to a peer that had not left has ended.
   void OnConnectionLost(int peer, const Status& reason, int64_t now_us);
-  // The link to the peer is about to go: settles who of the two may decide without the other.
+  // The link to the peer is about to go: settles whether the peer has barred this rank from
+  // deciding.
   void SettleVerdict(int peer);
 
   // ---- this rank's own failure ----
@@ -80,7 +81,7 @@ class FailureHandler : public FailureSink {
   void Advance(int64_t now_us);
   void Tick(int64_t now_us);
   const FailureConsensus& consensus() const { return consensus_; }
-  // Whether the ranks are about to agree.
+  // Whether the ranks are still agreeing on a failure.
   bool undecided() const { return consensus_.active() && consensus_.outcome() == Outcome::kNone; }
   // Whether a connection has just ended and the process at its other end is being looked at.
   bool doubting() const;
@@ -109,7 +110,7 @@ class FailureHandler : public FailureSink {
   std::map<int, Lost> lost_;         // peers whose connection ended, until their death is certain
   std::vector<Evidence> seen_;       // in this turn
   FailureConsensus consensus_;
-  bool barred_ = false;  // by a rank whose link is gone
+  bool barred_ = false;  // some peer has barred this rank from deciding
 };
 
 }  // namespace tfdist

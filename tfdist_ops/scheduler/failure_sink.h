@@ -13,7 +13,7 @@ class FailureSink {
   virtual ~FailureSink() = default;
   // Evidence that the generation must end; kNoRank: without a failed rank. The work stops.
   virtual void Suspect(int rank, bool certain, const Status& status) = 0;
-  // Something that can't be, here or on a peer: this rank withdraws, and its work ends.
+  // A bug, here or on a peer: this rank withdraws, and its work ends.
   virtual void ReportBug(const Status& status, int64_t now_us) = 0;
 };
 

@@ -104,7 +104,8 @@ Status OutcomeStatus(const World& world, const Config& config, const std::string
     record.detail = consensus.own_cause();
     return Status(Code::kAborted,
                   first.message() + "; no majority: " + consensus.own_cause() +
-                      ", and the others may live and go on without it. This rank has to end.",
+                      ", and the other ranks may be alive and go on without this one. This rank "
+                      "has to end.",
                   record);
   }
   return Status(first.code(), first.message() + "; " + consensus.own_cause(), first.payload());

@@ -59,7 +59,7 @@ RequestInfo JoinedInfo(const RequestInfo& info, int set_size) {
     case CollectiveKind::kGather:
     case CollectiveKind::kScatter:
     case CollectiveKind::kAlltoall:
-      // A scalar counts as a row; the shape of none is another.
+      // A scalar counts as one row, so a tensor without rows must not be a scalar.
       if (own.shapes[0].empty()) own.shapes[0] = {0};
       own.shapes[0][0] = 0;
       if (info.kind == CollectiveKind::kAlltoall) {
@@ -132,7 +132,7 @@ int Contributors(const JoinedRanks& joined, int size, uint64_t ticket) {
   const auto left_out = std::count_if(joined.begin(), joined.end(), [&](const auto& item) {
     return !TookPart(item.second, ticket);
   });
-  return std::max(size - static_cast<int>(left_out), 1);  // of none nobody can ask for it
+  return std::max(size - static_cast<int>(left_out), 1);  // some rank has asked for it
 }
 
 Status Joins::Add(const JoinNote& note, int64_t now_us) {

@@ -12,9 +12,8 @@
 //
 // An average is over the ranks that asked for it. All ranks must divide by the same number, at the
 // latest when the last contribution has come. So a rank that has joined contributes to a predicted
-// operation only when all others have said that they know of it (kJoinAck), and until when it
-// took part by itself (JoinNote::last): then whoever divides has known before the contribution
-// came.
+// operation only when all others have acknowledged (kJoinAck) that it has joined, and after which
+// operations of its own (JoinNote::last): so whoever divides knows before the contribution comes.
 #ifndef TFDIST_OPS_SCHEDULER_JOIN_H_
 #define TFDIST_OPS_SCHEDULER_JOIN_H_
 
@@ -40,8 +39,8 @@ constexpr char kJoinKey[] = "join";
 // What a rank that has joined asks for, where another one asks for `info`.
 RequestInfo JoinedInfo(const RequestInfo& info, int set_size);
 
-// Whether ranks can have joined while the others call this; an error for all ranks that names them
-// where one of them would have to give what it does not have. `joined`: not empty.
+// Whether the others may call this while ranks have joined. If not, an error for all ranks: process
+// sets can't change then, and a root that has joined has nothing to give. `joined`: not empty.
 Status CheckJoined(const RequestInfo& info, const std::vector<int32_t>& joined);
 
 // The operation of a rank that has joined, with its own memory; `info` of JoinedInfo. Null: there
@@ -58,21 +57,22 @@ class Joins {
  public:
   explicit Joins(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
 
-  // An error: it already had (a bug of that rank).
+  // A rank has joined. An error: it already had (a bug of that rank).
   Status Add(const JoinNote& note, int64_t now_us);
-  // Rank `by` knows that rank `rank` has joined, in a round: an answer may come so late that the
-  // rank has joined once more.
+  // Rank `by` knows that rank `rank` has joined. `round` tells which time: an answer may come so
+  // late that the rank has joined again.
   void Acknowledge(int rank, int by, uint32_t round);
   uint32_t round() const { return round_; }
-  // The ranks of which all others know now, each once: after TakeOrders, because what is announced
-  // to them later was called later than what they are ordered.
+  // The ranks that all others now know to have joined, each once. Call it after TakeOrders: what is
+  // announced to them from then on was called later than what they are ordered to take part in.
   std::vector<int32_t> TakeAcknowledged();
-  // A rank has started a predicted operation. One that can't be next for a rank that has joined is
-  // left out: who started it has not heard of that rank yet, and will say all again.
+  // A rank has started a predicted operation. If it can't be next for a rank that has joined, it is
+  // ignored: the rank that started it has not heard of that join yet, and will then report all its
+  // operations again.
   void Started(const WaitNote& note, int64_t now_us);
   // A collective was announced, in which ranks that have joined take part.
   void Announced(const Response& response, int64_t now_us);
-  // What can be told now, to which rank; in order.
+  // The orders (kTakePart) that can be sent now, each with its rank; in order.
   std::vector<std::pair<int32_t, WaitNote>> TakeOrders();
   // Forgets the ranks that have joined, when all have. Returns those that have called every
   // collective themselves.
@@ -87,9 +87,9 @@ class Joins {
 
  private:
   struct Joined {
-    std::vector<uint64_t> last;  // with what it was told
+    std::vector<uint64_t> last;  // its last predicted tickets, with those it was told of
     std::set<int32_t> acknowledged_by;
-    bool is_told = false;  // by TakeAcknowledged
+    bool is_told = false;  // TakeAcknowledged has returned it
     std::deque<WaitNote> orders;
   };
   bool IsAcknowledged(const Joined& joined) const {

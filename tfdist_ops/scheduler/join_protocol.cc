@@ -7,9 +7,9 @@
 
 namespace tfdist {
 
-// Goes on with this rank's own join. What it called before comes first: nobody else could tell it
-// apart from what it takes part in later. And what it takes part in is over before its caller goes
-// on, who may leave.
+// Goes on with this rank's own join. All that it called before must be complete first: no other
+// rank could tell that apart from what it takes part in later. And all that it takes part in must
+// be complete before the caller of join goes on, who may then leave.
 void JoinProtocol::Advance(ProcessSet* set, int64_t now_us) {
   if (set->joining == nullptr || access_.state.stopped || !set->idle() || set->HasJoined()) return;
   if (set->join_answer.has_value()) {
@@ -115,7 +115,8 @@ void JoinProtocol::SendOrders(ProcessSet* set, int64_t now_us) {
   for (int32_t rank : set->joins->TakeAcknowledged()) set->negotiator->Join(rank);
 }
 
-// Another rank has joined: what runs already divides by one less, and has to wait for an order.
+// Another rank has joined: operations that run already divide by one less, and the leader must be
+// told of them, so that it orders that rank to take part.
 void JoinProtocol::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   set->joined[note.rank] = note.last;
   Prolong(set, now_us);
@@ -135,7 +136,7 @@ void JoinProtocol::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us)
   }
 }
 
-// The leader ends the waiting (Joins::Expired); this is for one that says nothing at all any more.
+// The leader ends the wait (Joins::Expired); this deadline is for a leader that no longer answers.
 void JoinProtocol::Prolong(ProcessSet* set, int64_t now_us) {
   if (!set->HasJoined() || set->joining == nullptr) return;
   const double timeout_s = set->joining->info.timeout_s;
@@ -157,8 +158,8 @@ void JoinProtocol::Finish(ProcessSet* set) {
   access_.requests->Finish(std::move(request), Status());
 }
 
-// A predicted operation has started here, in which a rank that has joined is to take part. A rank
-// that has joined itself was told of it by the leader.
+// A predicted operation has started here, in which a rank that has joined is to take part. If this
+// rank has joined itself, the leader has told it of the operation.
 void JoinProtocol::OnStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info,
                              int64_t now_us) {
   if (set->HasJoined()) return;
@@ -235,11 +236,12 @@ std::unique_ptr<Request> JoinProtocol::MakeRequest(ProcessSet* set, const Reques
   }
   if (!wrong.ok()) {
     access_.failures->ReportBug(TFDIST_INTERNAL(DescribeRank(access_.world, set->leader()) +
-                                                " asked for what can't be: " + wrong.message()),
+                                                " made an invalid request: " + wrong.message()),
                                 now_us);
     return nullptr;
   }
-  // The leader's word that the step before is complete came before the one to take part in this.
+  // The leader reports the previous step as complete before it orders this rank to take part in
+  // this one.
   if (access_.gate->Admit(set, *request)) return request;
   access_.failures->ReportBug(
       TFDIST_INTERNAL(DescribeRank(access_.world, set->leader()) + " asked for \"" + info.key +

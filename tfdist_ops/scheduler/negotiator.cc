@@ -21,13 +21,13 @@ std::vector<int32_t> WorldRanks(int size) {
 }
 
 // Keys that repeat are predicted when at most kMostInTurn take turns: more of them come together,
-// and are better fused (docs/design/0003). Within kTimes agreements on one key the others may have
-// one turn more or less than it, in whatever order they come; even so five are not four.
+// and are better fused (docs/design/0003). Within kTimes agreements on one key, each other key may
+// have one turn more or less, in any order; kMostRepetitions still tells four keys from five.
 constexpr int kMostInTurn = 4;
 constexpr int kTimes = 8;
 constexpr uint64_t kMostRepetitions = kTimes * kMostInTurn + kMostInTurn - 1;
 static_assert(kMostRepetitions < kTimes * (kMostInTurn + 1) - kMostInTurn);
-// Of more it is not counted how often they come.
+// The most keys whose repetitions are counted.
 constexpr size_t kMostRepeated = 4 * kMaxRepeated;
 
 // Whether some rank has counted it under the number of a key that repeats.
@@ -47,7 +47,7 @@ std::string ListName(const std::string& description) {
   return description.substr(begin, description.find(' ', begin) - begin);
 }
 
-// One more collective that `response` is about.
+// Adds one more collective to `response`.
 void AddKey(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& joined,
             uint32_t number, Response* response) {
   response->keys.push_back(by_rank[0].key);
@@ -280,7 +280,7 @@ std::vector<Response> Negotiator::TakeResponses() {
   return responses;
 }
 
-// What the ranks learn by agreeing, beside that they do.
+// What the ranks learn from an agreement, besides the fact that they agree.
 Response Negotiator::Answer(const std::vector<RequestInfo>& by_rank) {
   Response response;
   const RequestInfo& first = by_rank[0];

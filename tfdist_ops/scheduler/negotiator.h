@@ -1,9 +1,10 @@
-// Negotiator: the table of who is ready for what, of the leader of a process set. Pure: no network,
-// no clock of its own. Ranks are global numbers.
+// Negotiator: a process set leader's table of which ranks are ready for what. Pure: no network, no
+// clock of its own. Ranks are global numbers.
 //
 // A key is announced when every rank is ready for it and all agree; announcements carry tickets,
-// whose order is the order of collectives on every rank. What does not agree is announced as an
-// error to all. Which ranks a key still misses is known here, for stall reports and deadlines.
+// whose order is the order of collectives on every rank. Requests that do not agree are announced
+// to all as an error. Here it is also known which ranks a key still waits for, for stall reports
+// and deadlines.
 #ifndef TFDIST_OPS_SCHEDULER_NEGOTIATOR_H_
 #define TFDIST_OPS_SCHEDULER_NEGOTIATOR_H_
 
@@ -37,8 +38,8 @@ Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missin
 // The algorithm by which an allreduce runs when it is fused with nothing; null: it has none.
 using AlgorithmOf = std::function<const AlgorithmEntry*(const RequestInfo& info)>;
 
-// Whether these can be parts of one collective: allreduces of the same type, operation and factors
-// whose bits do not depend on it.
+// Whether these can run as one collective: allreduces of the same dtype, reduction, factors and
+// requested algorithm, whose results have the same bits whether fused or not.
 bool Fuses(const RequestInfo& a, const RequestInfo& b, const AlgorithmOf& algorithm_of);
 // Which of the agreed requests (in order) run as one collective: consecutive ones that fuse,
 // together at most `fusion_bytes`; buckets are left as they are. Returns how many there are in each
@@ -48,7 +49,7 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
 
 class Negotiator {
  public:
-  // Of the ranks 0 ... size - 1; algorithms as of one host.
+  // For the ranks 0 ... size - 1, where every allreduce runs by the "pairwise" algorithm.
   Negotiator(int size, int64_t fusion_bytes);
   // `ranks`: ascending. `sets`: of the world's negotiator alone.
   Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes, AlgorithmOf algorithm_of,
@@ -100,7 +101,8 @@ class Negotiator {
   void MoveToReady(const std::string& key, int last);
   Response Answer(const std::vector<RequestInfo>& by_rank);
   uint32_t NumberFor(const std::vector<RequestInfo>& by_rank);  // of Response::numbers
-  // Every rank waits for a list of one name, and no two mean the same: they never will.
+  // Refuses the gradient lists of one name once every rank waits for one, but not all for the same:
+  // none of them can ever be complete.
   void RefuseCrossedRegistrations();
   void RefuseRegistrations(std::map<int32_t, RequestInfo> by_rank,
                            const std::vector<std::string>& keys);
@@ -114,7 +116,7 @@ class Negotiator {
   const std::unique_ptr<SetTable> sets_;
   std::map<uint32_t, std::string> groups_;  // number → description
   struct Repeated {
-    uint64_t since = 0;  // repetitions_ when it was begun to count
+    uint64_t since = 0;  // repetitions_ when counting began
     int times = -1;      // agreements since then; -1: the first is yet to come
     bool has_number = false;
   };

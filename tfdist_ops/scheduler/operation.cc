@@ -11,7 +11,7 @@ namespace tfdist {
 
 namespace {
 
-// Above it planning anew takes no time to speak of, beside what moving the data takes.
+// Above this, planning anew takes hardly any time compared with moving the data.
 constexpr size_t kMostKeptBytes = 1 << 20;
 // Segments of inputs that a rank sends before it reduces the first of its own slice.
 constexpr int64_t kAhead = 2;
@@ -186,9 +186,9 @@ void Operation::FindTwins(const Links& links) {
   }
 }
 
-// A rank that sends all its inputs at once fills the memory that it shares with them, and then
-// there is none to reduce its own slice into: that would be copied once more. So it stays close to
-// its own reduction. No rank waits for another in a circle: a send that waits here waits for a
+// A rank that sends all its inputs at once fills the memory that it shares with its peers, and
+// leaves none to reduce its own slice into: the result would have to be copied once more. So its
+// sends stay close to its own reduction. This can't deadlock: a send that waits here waits for the
 // reduction of an earlier segment, which needs inputs alone.
 bool Operation::LeavesRoom(size_t index, const Link* link) const {
   const Step& step = memory_.steps()[index];
@@ -288,7 +288,7 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
     streamed |= inbox.front().held && inbox.front().frame.streamed;
   }
   // A result that others wait for goes out while it is computed, if there is room for it.
-  // (What goes out from where it lies has no room to fill.)
+  // (A link that takes pieces sends data from where it lies, so there is no room to fill.)
   const Link* link = run.sender != 0 ? LinkOf(run.sender, links) : nullptr;
   const bool sends =
       link != nullptr && link->MostPieces() == 0 && running_[run.sender].done == run.done;

@@ -36,17 +36,18 @@ struct Request {
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
   int contributors = 0;     // ranks of the set that have not joined: an average divides by it
-  int32_t last_ready = -1;  // the rank that was agreed on last; -1: none
-  uint64_t ticket = 0;      // with a timeline, as the next: what it ran under
+  int32_t last_ready = -1;  // the rank that was ready last (Response::last); -1: none
+  uint64_t ticket = 0;      // what it ran under; set, like `trace`, only with a timeline
   std::shared_ptr<const OperationTrace> trace;
   std::function<void(const Status&)> done;
-  // `done` is quick: called where the engine runs, unless an `allocate` may still be queued.
+  // `done` is quick: called on the engine's thread, unless an `allocate` may still be queued.
   bool direct = false;
-  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/row_counts.h.
+  // If HasRows(kind): allocates the output; for SourceRows and OutputRows see row_counts.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 
-  // As new, but for the memory of what it holds, and as many shapes, which are empty.
+  // Resets to the defaults, but keeps the memory of its members; `info.shapes` keeps its length,
+  // with empty shapes.
   void Clear();
 };
 
@@ -63,7 +64,8 @@ struct Arrived {
   std::vector<uint8_t> copy;  // the payload when `held` is false
   bool held = false;
   const uint8_t* data() const { return held ? frame.payload.data() : copy.data(); }
-  // Gives the transport its memory back, if it is held. `count`: of the frames held by the link.
+  // Copies the payload, and gives the transport its memory back. False: it was not held. `count`:
+  // how many frames of the link are held.
   bool CopyOut(Link* link, size_t* count) {
     if (!held) return false;
     copy.assign(frame.payload.begin(), frame.payload.end());
@@ -76,22 +78,22 @@ struct Arrived {
 
 class Operation {
  public:
-  // `step_bytes`: of all that is reduced together with it, as far as it is known.
+  // `step_bytes`: the bytes that its whole training step reduces; 0: not known.
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
             Plan plan, const SetView& set, TraceClock clock = nullptr, int64_t step_bytes = 0);
 
-  // Begins anew, complete as it is, under another ticket: an allreduce of the same request
-  // (SameRequest) with other memory.
+  // Reuses a complete operation under another ticket, for an allreduce of the same request
+  // (SameRequest) on other memory.
   void Restart(uint64_t ticket, std::unique_ptr<Request> request, TraceClock clock = nullptr);
-  // Whether that saves more than the memory that it takes to keep it.
+  // Whether Restart saves enough to be worth the memory of keeping the operation.
   bool IsWorthKeeping() const;
   // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
-  // (a bug on the peer). `*wait`: how it stood still until now.
+  // (a bug on the peer). `*wait`: the wait that the frame has ended, if there was one.
   Status Deliver(int peer, Arrived arrived, int64_t now_us, OperationTrace::Wait* wait);
   // Runs what can run now. True when something did.
   bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
   bool complete() const { return open_steps_ == 0; }
-  // A rank is found to have joined; before its contribution comes.
+  // Call it when a rank turns out to have joined, before the contribution of that rank comes.
   void SetContributors(int count);
   // Whether more is to come from (global) rank `peer`.
   bool Awaits(int peer) const;
@@ -112,7 +114,7 @@ class Operation {
     std::vector<std::deque<Arrived>> inbox;  // by index in Step::peers
     // kSend: other steps that send the same segments out of the same memory, to other peers.
     std::vector<size_t> twins;
-    // kReduce: the first step that sends what it writes; 0: none (a send never comes first then).
+    // kReduce: the first step that sends what it writes; 0: none (step 0 is never such a send).
     size_t sender = 0;
   };
   void FindTwins(const Links& links);
@@ -120,7 +122,7 @@ class Operation {
   void FindSenders();
   MutableByteSpan BeginSend(size_t step, const Links& links);
   void CommitSend(size_t step, const Links& links, const FrameHeader& header);
-  // What is sent has just been written: that clock will do.
+  // Saves a look at the clock: what is sent was written just now, and that time is known.
   void NoteSent(size_t bytes) {
     if (clock_ == nullptr) return;
     const int64_t now_ns = std::max(trace_.pack.last_ns, trace_.reduce.last_ns);

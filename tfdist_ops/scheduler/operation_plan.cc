@@ -107,13 +107,13 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
     case CollectiveKind::kAlltoall:
       return CutAlltoall(input.tensors[0], element_bytes, counts, args.rank, args.size);
     default:
-      return {};  // agreement alone: AlgorithmFor has failed
+      return {};  // kinds without data, for which AlgorithmFor has failed
   }
 }
 
-// Inside a host what is under way between ranks should stay in their caches: the more of them there
-// are, the shorter the pieces. But where ranks share a processor, each piece may cost a change of
-// processes.
+// Inside a host, data under way between ranks should stay in their caches: the more ranks there
+// are, the shorter the segments. But where ranks share a processor, each segment may cost a context
+// switch.
 int64_t SegmentBytes(const ScheduleArgs& args, const Config& config) {
   constexpr int64_t kOfAllRanks = 512 << 10;
   constexpr int64_t kMost = 128 << 10;

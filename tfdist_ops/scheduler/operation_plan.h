@@ -42,9 +42,9 @@ struct Plan {
 // Fails when the announced rows do not fit, when the root is not in the set, or when the kind has
 // no algorithm for the type: all of them bugs of the caller, who has checked requests before.
 //
-// Tensors of the kinds with rows: `output` holds OutputRows() rows; the one of a gather's
-// non-root is not used. sendrecv: the sender needs no output, the receiver no input. scatter:
-// non-roots need no input.
+// Tensors of the kinds with rows: `output` holds OutputRows() rows. gather: non-roots need no
+// output. scatter: non-roots need no input. sendrecv: the sender needs no output, the receiver no
+// input.
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);
 
 // The bytes that decide on the algorithm of a request (collective/selection.h), from what all ranks

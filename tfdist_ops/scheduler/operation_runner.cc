@@ -11,9 +11,9 @@ namespace {
 
 // An operation that has not moved for so long takes no place in the window of those that run.
 constexpr int64_t kIdleUs = 1000;
-// Inside a host no operation begins beside so many bytes: those of several would push each other
-// out of the caches through which ranks hand them over (docs/design/0010). Between hosts they fill
-// each other's gaps.
+// Inside a host, no further operation runs while those that run have so many bytes: they would
+// push each other's data out of the caches through which ranks hand it over (docs/design/0010).
+// Between hosts, operations fill each other's gaps.
 constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
 }  // namespace
@@ -54,7 +54,7 @@ bool OperationRunner::StartKept(ProcessSet* set, std::unique_ptr<Request>* reque
   const auto kept = set->kept.find(BucketKey(ticket));
   if (kept == set->kept.end() || kept->second.empty()) return false;
   ProcessSet::ActiveMap::node_type node = std::move(kept->second);
-  // It may have run what the bucket was before, and have ended since.
+  // It may date from before the last agreement on the bucket, and no longer fit.
   if (node.mapped().agreement != set->book.Agreements(ticket)) return false;
   node.key() = TurnOf(ticket);
   node.mapped().moved_us = now_us;

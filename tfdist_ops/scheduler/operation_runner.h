@@ -45,7 +45,7 @@ class OperationRunner {
   // Starts an operation, whose requests were fused if there are several.
   void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
              int64_t now_us);
-  // Runs the operation that was kept of the request's bucket once more. False: there is none.
+  // Restarts the operation that was kept for the request's bucket. False: there is none that fits.
   bool StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us);
   // Asks for the memory of an output, now that its size is known; OnAllocated starts the operation.
   void Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,

@@ -1,7 +1,7 @@
-// OperationTrace: when what happened to one operation on this rank. The operation keeps it while it
-// runs; the engine reads from it for which rank it has waited (wait_accounting.h), and hands it to
-// the timeline. The times of arrivals are always kept: they cost two stores a frame. What needs a
-// clock of its own is measured only with a clock, that is, while a timeline is written.
+// OperationTrace: what happened to one operation on this rank, and when. The operation keeps it
+// while it runs; the engine reads from it for which rank it has waited (wait_accounting.h), and
+// hands it to the timeline. The times of arrivals are always kept: they cost two stores a frame.
+// What needs a clock of its own is measured only with one, that is, while a timeline is written.
 #ifndef TFDIST_OPS_SCHEDULER_OPERATION_TRACE_H_
 #define TFDIST_OPS_SCHEDULER_OPERATION_TRACE_H_
 
@@ -33,7 +33,7 @@ struct OperationTrace {
     int64_t since_us = 0;
     int64_t until_us = 0;
   };
-  static constexpr int64_t kStillUs = 200;  // less is no standing still
+  static constexpr int64_t kStillUs = 200;  // shorter pauses do not count as standing still
 
   int64_t started_us = 0;
   int64_t ended_us = 0;
@@ -44,7 +44,7 @@ struct OperationTrace {
   Busy reduce;              // adding up or copying what has come
   std::vector<Peer> peers;  // by index in the set
   Wait longest;
-  int64_t moved_us = 0;  // it began, or data came
+  int64_t moved_us = 0;  // when it began, or data last came
 
   void Start(int64_t now_us) { started_us = moved_us = now_us; }
   Wait Heard(size_t peer, int64_t payload_bytes, int64_t now_us) {

@@ -62,7 +62,7 @@ Status SetTable::Add(const std::string& text, uint64_t* id) {
   if (!valid) {
     return Refuse(Code::kInvalidArgument, "invalid_argument",
                   "a process set is a list of ranks in [0, " + std::to_string(size_) +
-                      "), ascending, each once, at least one; all ranks said [" + text + "]");
+                      "), ascending, each once, at least one; got [" + text + "] on all ranks");
   }
   const auto known = ids_.find(text);
   if (known != ids_.end()) {

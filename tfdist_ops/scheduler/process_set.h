@@ -44,8 +44,8 @@ std::vector<int32_t> ParseSetRanks(const std::string& text);
 std::vector<int32_t> SetHosts(const std::vector<int32_t>& ranks,
                               const std::vector<int32_t>& host_of);
 
-// Rank 0's list of the agreed sets. Ids are not used twice, also not by a later generation of the
-// world: an operation that was traced for a set of the world before finds that it is unknown.
+// Rank 0's list of the agreed sets. Ids are never reused, not even by a later generation of the
+// world: an operation that was traced for a set of an earlier world finds that set unknown.
 class SetTable {
  public:
   SetTable(int size, uint32_t generation)
@@ -85,7 +85,7 @@ struct ProcessSet : SetView {
   bool idle() const {  // but for joining
     return entries.empty() && active.empty() && allocating.empty() && !holding();
   }
-  bool holding() const;  // back a step that has not been committed
+  bool holding() const;  // whether the gate holds back a step that has not been committed
 
   // One group of gradients behind the commit gate. Its steps never overlap: what belongs to a later
   // one waits here until the one before it is released.
@@ -108,7 +108,7 @@ struct ProcessSet : SetView {
   std::unique_ptr<Joins> joins;                 // likewise
   std::unique_ptr<Request> joining;             // kJoin of this rank; sent when it is idle
   std::optional<Response> join_answer;          // all have joined; told when it is idle
-  JoinedRanks joined;                           // with this one, once it is sent
+  JoinedRanks joined;                           // with this rank, once its kJoin is sent
   std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
   using ActiveMap = std::map<Turn, Active>;
   ActiveMap active;
@@ -117,7 +117,7 @@ struct ProcessSet : SetView {
   std::map<uint64_t, std::unique_ptr<Request>> allocating;  // by ticket
   using Stash = std::map<uint64_t, std::vector<std::pair<int, Arrived>>>;
   Stash stash;                                // by ticket
-  Stash::node_type spare_room;                // of the last that was emptied
+  Stash::node_type spare_room;                // the last emptied node of `stash`, for reuse
   std::set<uint64_t> copied;                  // tickets whose frames are copied out when they come
   std::map<std::string, std::string> stalls;  // key → last warning
   std::map<std::string, uint32_t> groups;     // id → number

@@ -95,10 +95,11 @@ Status ProcessSetRegistry::Check(const Request& request) const {
   const RequestInfo& info = request.info;
   const ProcessSet* known = Find(info.set);
   if (known != nullptr && known->joining != nullptr) {
-    const std::string cause = "this rank has joined, and takes part in what others call alone";
+    const std::string cause = "this rank has joined, and only takes part in what others call";
     return Status(Code::kFailedPrecondition,
                   "\"" + info.key + "\": " + cause +
-                      ", until all ranks have called tfdist.join(). Call it before, or after it.",
+                      ", until all ranks have called tfdist.join(). Call it before tfdist.join(), "
+                      "or after it returns.",
                   ErrorRecord{"mismatch", world_.rank, "", 0, info.key, cause, ""});
   }
   if (info.set == kWorldSet) return CheckSetSize(info, world_.size);

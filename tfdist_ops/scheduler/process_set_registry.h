@@ -20,7 +20,8 @@ class ProcessSetRegistry {
   // Both must outlive the registry. The world's set is there from the beginning.
   ProcessSetRegistry(const World& world, const Config& config);
 
-  // Also a set that this rank has not heard of yet, which is closed then; null: no set has this id.
+  // A set that this rank has not heard of yet is created, without ranks until it is opened. Null:
+  // no set can have this id.
   ProcessSet* FindOrCreate(uint32_t id);
   ProcessSet* Find(uint32_t id) const;  // null: this rank does not know it
   // An error: this rank can't submit `request` to its set now.

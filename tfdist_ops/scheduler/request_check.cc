@@ -15,7 +15,8 @@ Status CheckAdasum(const RequestInfo& info) {
                                         CollectiveKindName(info.kind));
   }
   if (!info.algorithm.empty()) {
-    return InvalidRequest(info.key, "adasum has one algorithm; got \"" + info.algorithm + "\"");
+    return InvalidRequest(info.key, "adasum has one algorithm; got \"" + info.algorithm +
+                                        "\". Do not name an algorithm");
   }
   return Status();
 }
@@ -62,7 +63,8 @@ Status CheckRequest(const Request& request, int size) {
   const std::string& name = info.key;
   if (name.empty()) return InvalidRequest(name, "an operation needs a name");
   if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
-    return InvalidRequest(name, "the timeout must be a positive number of seconds");
+    return InvalidRequest(name, "the timeout must be more than 0 and at most 1e9 seconds, got " +
+                                    std::to_string(info.timeout_s));
   }
   if (!request.group.empty() && info.kind != CollectiveKind::kRegister &&
       (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||

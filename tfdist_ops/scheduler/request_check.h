@@ -11,7 +11,8 @@ namespace tfdist {
 
 // INVALID_ARGUMENT when no engine could run `request`, whatever the other ranks ask for. Arguments
 // in which ranks may differ (a root, splits) are checked where all have come together, in
-// scheduler/request_match.h: the others wait for this rank, and learn of the mistake only so.
+// scheduler/request_match.h: otherwise the other ranks, which wait for this one, would not learn of
+// the mistake.
 // `size`: ranks of the world.
 Status CheckRequest(const Request& request, int size);
 

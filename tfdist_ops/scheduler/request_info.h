@@ -1,4 +1,4 @@
-// What ranks tell each other about operations: values, without behaviour.
+// What ranks tell each other about operations: values, without behavior.
 #ifndef TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
 #define TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
 
@@ -26,7 +26,8 @@ struct RequestInfo {
   double timeout_s = 0;
   // The name of an algorithm (collective/selection.h); "": the configured one.
   std::string algorithm;
-  bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
+  // A bucket of a registered group: `shapes` is one total, because its shapes are already agreed.
+  bool bucket = false;
   // allreduce outside of any group: the same will come again under this key (ticket_order.h)
   bool repeats = false;
   std::vector<std::vector<int64_t>> shapes;
@@ -38,8 +39,8 @@ struct RequestInfo {
   // kRegister: which variables have a gradient here; kRemoveSet: {1} when this rank still has
   // operations of the set in flight.
   std::vector<uint8_t> present;
-  uint64_t predicted =
-      0;  // the ticket it had if it were predicted (ticket_order.h); 0: it can't be
+  // The ticket that it has if it is predicted (ticket_order.h); 0: it can't be.
+  uint64_t predicted = 0;
   // What a rank that has joined needs to take part (join.h). Of allreduce, reduce, broadcast: the
   // elements and the hint (slicing.h) of each tensor; of a bucket and kRegister: the group's id.
   std::vector<int64_t> sizes;
@@ -48,7 +49,8 @@ struct RequestInfo {
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
 
-  // As new, but for the memory of lists and texts, and as many shapes, which are empty.
+  // Resets to the defaults, but keeps the memory of lists and texts; `shapes` keeps its length,
+  // with empty shapes.
   void Clear();
 };
 
@@ -61,18 +63,18 @@ struct Response {
   std::vector<int64_t> rows;     // see AgreedRows in scheduler/row_counts.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
   uint64_t number = 0;           // kRegister: of the group (0: none is left); kAddSet: of the set
-  // For each key: by which it is predicted from now on; 0, or beyond the end: none.
+  // For each key, the number by which it is predicted from now on; 0 or past the end: none.
   std::vector<uint32_t> numbers;
-  // The ranks that have joined, and did not ask for this; if there are any: for each key what they
-  // take part in.
+  // Ranks that take part only because they have joined. If there are any, `infos` says in what,
+  // one for each key.
   std::vector<int32_t> joined;
   std::vector<RequestInfo> infos;
   int32_t last = -1;       // the rank that was ready last; -1: not known
   bool ends_work = false;  // an error that ends all work; stays on the leader
 };
 
-// Whether two ranks, or one rank twice, ask for the same: in all but the timeout, which is each
-// rank's own, whether it repeats, and the numbers of the set and the ticket.
+// Whether two requests, of two ranks or of one, are the same in everything but `timeout_s`,
+// `repeats`, `set` and `predicted`.
 bool SameRequest(const RequestInfo& a, const RequestInfo& b);
 
 int64_t ElementCount(const std::vector<int64_t>& shape);

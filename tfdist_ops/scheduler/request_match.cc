@@ -52,8 +52,8 @@ std::string Differences(const Requests& by_index, const Members& members, const 
   return values.size() < 2 ? "" : ToText(values);
 }
 
-// Whether all are the same allreduce, as nearly always. To put into words what ranks might differ
-// in is a third of the work of an agreement.
+// Whether all are the same allreduce, which is nearly always so. Composing the texts to compare
+// takes a third of the time of an agreement.
 bool AreAlike(const Requests& by_index) {
   const RequestInfo& first = by_index[0];
   return first.kind == CollectiveKind::kAllreduce &&
@@ -180,7 +180,7 @@ std::string SplitsFault(const RequestInfo& info, size_t size) {
   }
   const std::string text = "splits " + ShapeText(info.splits);
   if (info.splits.size() != size) {
-    return text + " are " + std::to_string(info.splits.size()) + ", expected " +
+    return text + " have length " + std::to_string(info.splits.size()) + ", expected " +
            std::to_string(size) + ", one for each rank";
   }
   int64_t left = rows;
@@ -254,7 +254,7 @@ Status CheckSetChange(const Requests& by_index, const Members& members) {
   });
   if (!text.empty()) {
     return Mismatch("process set", adds ? "the list of ranks" : "the process set to remove", text,
-                    "Every rank of the world makes the same call, also one outside of the set.");
+                    "Every rank must make the same call, including ranks outside of the set.");
   }
   std::vector<int> busy;
   for (size_t i = 0; i < by_index.size(); ++i) {

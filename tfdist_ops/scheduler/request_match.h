@@ -13,7 +13,7 @@ namespace tfdist {
 // `by_index`: the requests of the members of the collective; `members`: their ranks, empty for
 // 0, 1, 2, ... Errors are for every rank:
 //   FAILED_PRECONDITION, "mismatch": what the ranks disagree on, the values, and who had which
-//   INVALID_ARGUMENT: a root that is no member, or splits that do not fit to a rank's tensor; who
+//   INVALID_ARGUMENT: a root that is no member, or splits that do not fit a rank's tensor; who
 //     passed it, what it was, what was expected. Checked here and not where it was passed, because
 //     the other ranks wait for that rank.
 Status CheckRequestsMatch(const std::vector<RequestInfo>& by_index,

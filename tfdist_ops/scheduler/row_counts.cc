@@ -101,7 +101,7 @@ bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const Set
       if (rows[static_cast<size_t>(set.index)] != own_rows) return false;
       break;
   }
-  // What is allocated for them must be a number of bytes.
+  // The number of bytes to allocate for them must fit in int64_t.
   auto row_bytes = static_cast<int64_t>(DTypeSize(own.dtype));
   for (size_t i = 1; i < own.shapes[0].size(); ++i) {
     if (__builtin_mul_overflow(row_bytes, own.shapes[0][i], &row_bytes)) return false;

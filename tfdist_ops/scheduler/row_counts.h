@@ -36,11 +36,11 @@ std::vector<int64_t> AgreedRows(const std::vector<RequestInfo>& by_index, int ro
 // Whether announced rows can be those of this rank's request.
 bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
 
-// First dimension of the output of this rank; of rows that fit, here and below.
+// First dimension of the output of this rank. `rows` must fit (RowsFit), here and below.
 int64_t OutputRows(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
 
-// Where they come from, for `allocate` of runtime/c_api.h: alltoall: what each rank sends to this
-// one; others: `rows`.
+// How many rows come from each rank, for `allocate` of runtime/c_api.h: alltoall: what each rank
+// sends to this one; others: `rows`.
 std::vector<int64_t> SourceRows(const std::vector<int64_t>& rows, const RequestInfo& own,
                                 const SetView& set);
 

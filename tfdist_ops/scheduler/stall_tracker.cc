@@ -40,8 +40,8 @@ void StallTracker::OnAnswer(int rank, uint64_t ticket, Answer answer) {
   if (it == waits_.end()) return;
   Wait& wait = it->second.second;
   wait.by_rank[rank].answer = answer;
-  // An operation that ended anywhere had the data of all. Where all have started it, what is
-  // amiss is not that somebody is missing; a rank that starts to wait later brings it back.
+  // An operation that has ended on some rank had the data of all. If all have started it, nobody is
+  // missing, whatever else is wrong; a rank that starts to wait later brings the entry back.
   const bool nobody_missing =
       answer == Answer::kDone ||
       std::all_of(wait.by_rank.begin(), wait.by_rank.end(), [](const auto& item) {

@@ -28,14 +28,14 @@ class StallTracker {
 
   explicit StallTracker(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
 
-  // Rank `rank` has waited for `ticket` since `since_us`. True: nobody did before, the other ranks
-  // have to be asked.
+  // Rank `rank` has waited for `ticket` since `since_us`. True: it is the first to report it, and
+  // the other ranks have to be asked.
   bool Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us);
   void OnAnswer(int rank, uint64_t ticket, Answer answer);
 
-  // Why a missing rank can't come, when it does something else. A registration counts when it has
-  // stood against the waiting for a twentieth of the timeout (1 to 15 s): the rank may train two
-  // models in two threads.
+  // An error that says why a missing rank can't come, if it does something else. A registration
+  // counts once it has lasted beside the wait for a twentieth of the timeout (1 to 15 s): the rank
+  // may train two models in two threads.
   Status FindMismatch(const Negotiator& negotiator, int64_t now_us);
   // As of Negotiator.
   std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
@@ -55,7 +55,7 @@ class StallTracker {
     double timeout_s = 0;
   };
   Status MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator, int64_t now_us);
-  static std::vector<int> Missing(const Wait& wait);  // those that have not answered too
+  static std::vector<int> Missing(const Wait& wait);  // includes those that have not answered
   static Stall Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us);
 
   const std::vector<int32_t> ranks_;

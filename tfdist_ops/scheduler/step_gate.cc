@@ -173,8 +173,8 @@ std::optional<Stall> StepGate::ExpiredStep(const ProcessSet& set, int64_t limit_
     if (set.index == 0) {
       text += " for " + RankList(missing) + " to complete it";
     } else {
-      text += " for the word of " + DescribeRank(access_.world, set.leader()) +
-              " that all ranks have it";
+      text += " for " + DescribeRank(access_.world, set.leader()) +
+              " to confirm that all ranks have it";
     }
     return Stall{request.info.key, request.info.kind, now_us - request.submitted_us,
                  std::move(missing), text};

@@ -52,7 +52,7 @@ class StepGate {
   std::vector<CommitPoint> Freeze();
   // Releases the steps that count. An error is a bug: end with it rather than apply a torn step.
   Status Resolve(const FailureConsensus& consensus, int64_t now_us);
-  // Hands over what is held still.
+  // Hands over what is still held.
   void TakeHeld(PendingRequests* pending);
 
   // Whether the gate holds it: its own work is done.

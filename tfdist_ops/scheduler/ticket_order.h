@@ -6,7 +6,7 @@
 //   announced   a number that the set's leader has handed out, 1, 2, 3, ...
 //   predicted   1 flag bit | 15 bits group | 16 bits bucket | 32 bits sequence
 //
-// A predicted ticket is content: "the 7th time that bucket 2 of group 5 is reduced". Every rank
+// A predicted ticket means, e.g., "the 7th time that bucket 2 of group 5 is reduced". Every rank
 // counts its own submissions, so all ranks arrive at the same ticket without a message. It may be
 // used as soon as the bucket has been agreed on once, through the leader, and as long as what the
 // rank submits is what was agreed on then (BucketBook::Predictable). Which submission of a bucket
@@ -17,18 +17,18 @@
 // An allreduce outside of any group that all ranks call again and again under one key
 // (RequestInfo::repeats) is predicted too, if few such keys take turns: the leader numbers the key
 // with one of its answers (Negotiator::NumberFor), and what comes under it afterwards is counted
-// from there. Of many, those that come together are better fused.
+// from there. If many keys take turns, those that come together are better fused.
 //
 // Which collective goes first must be one total order on all ranks: at most max_active run side by
 // side (inside a host fewer, by their bytes, but always one), and if two ranks filled their windows
 // with different ones, each could wait for what the other holds back. TurnOf orders announced
 // tickets by number, before all predicted ones, and those by (sequence, group, bucket). Take the
 // collective that is first in this order among those that every rank of its set has submitted and
-// that are not complete: nothing that is complete everywhere else stands before it, so it is inside
-// the window of each of its ranks, unless the places before it are taken by predicted ones that
-// some rank has not submitted yet. Those can't move for want of that rank's data; and an operation
-// that has not moved for a while takes no place in the window (OperationRunner::Advance). So the
-// first one runs, and after it the next.
+// that are not complete: what stands before it is either complete, or predicted and not yet
+// submitted by some rank. So it is inside the window of each of its ranks, unless the places before
+// it are taken by the latter. Those can't move for want of that rank's data; and an operation that
+// has not moved for a while takes no place in the window (OperationRunner::Advance). So the first
+// one runs, and after it the next.
 #ifndef TFDIST_OPS_SCHEDULER_TICKET_ORDER_H_
 #define TFDIST_OPS_SCHEDULER_TICKET_ORDER_H_
 
@@ -45,8 +45,8 @@
 namespace tfdist {
 
 constexpr uint32_t kMaxGroupNumber = (uint32_t{1} << 15) - 2;
-// The group of the allreduces that belong to none and come again under the same key; how many keys
-// of it have a number (from 1), which stands for the bucket.
+// The group number of repeated allreduces that belong to no group; and how many of their keys can
+// have a number (from 1), which takes the place of the bucket.
 constexpr uint32_t kRepeatedGroup = kMaxGroupNumber + 1;
 constexpr uint32_t kMaxRepeated = 4096;
 
@@ -73,7 +73,7 @@ class BucketBook {
   uint64_t Count(uint32_t group, int64_t bucket);
   // The same for an allreduce outside of any group; 0 until its key has a number.
   uint64_t CountRepeated(const std::string& key);
-  // From now on the key has this number. Returns the ticket of its submission that has it agreed.
+  // Gives the key this number. Returns the ticket of the submission that was agreed on just now.
   uint64_t NumberKey(const std::string& key, uint32_t number);
   // Whether a submission needs no agreement.
   bool Predictable(uint64_t ticket, const RequestInfo& info) const;

@@ -32,18 +32,18 @@ struct TimelineRecord {
   uint32_t set = 0;
   uint64_t ticket = 0;  // of what ran: the same for requests that ran as one; 0: nothing ran
   int32_t code = 0;
-  int32_t last_ready = -1;  // the rank that was agreed on last; -1: no agreement was needed
+  int32_t last_ready = -1;  // the rank that was ready last; -1: no agreement was needed
   int64_t bytes = 0;
   int64_t submitted_us = 0, agreed_us = 0, started_us = 0, ended_us = 0, done_us = 0;
   int64_t first_sent_us = 0, last_sent_us = 0, sent_bytes = 0;
   OperationTrace::Busy pack, reduce;
-  // The rank for which it stood still longest; -1: it did not. kWait: what counts
-  // (wait_accounting.h).
+  // The rank for which it stood still longest; -1: it did not. kWait: the rank, and the part of the
+  // wait that counts (wait_accounting.h).
   int32_t waited_for = -1;
   int64_t waited_since_us = 0, waited_until_us = 0;
   int peer_count = 0;
   Peer peers[kMostPeers] = {};
-  // kClock: a round trip to rank 0 and back, each time by the clock of where it was
+  // kClock: a round trip to rank 0 and back, each time by the clock of the rank that took it
   int64_t asked_us = 0, heard_us = 0, answered_us = 0, back_us = 0;
 };
 
@@ -78,7 +78,7 @@ class Timeline {
 
   // Consumer: appends the lines of what has come; returns how many.
   size_t TakeLines(std::string* out);
-  // So many records were lost on their way.
+  // Counts records that were lost on their way.
   void Drop(int64_t count) {
     dropped_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
   }

@@ -11,7 +11,7 @@ namespace {
 // then one now and then, because clocks drift.
 constexpr int kFirstClocks = 10;
 constexpr int64_t kClockUs = 1000 * 1000;
-// Messages with lines of the timeline that are not sent yet.
+// The most messages with lines of the timeline that may wait to be sent.
 constexpr int64_t kMostWaiting = 64;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// TimelineRecorder: for whom this rank waits (always), and, while a timeline is written, what
-// happened when, and how the clock of this rank stands to that of rank 0.
+// TimelineRecorder: records for which ranks this one waits (always), and, while a timeline is
+// written, what happens when, and how this rank's clock differs from rank 0's.
 #ifndef TFDIST_OPS_SCHEDULER_TIMELINE_RECORDER_H_
 #define TFDIST_OPS_SCHEDULER_TIMELINE_RECORDER_H_
 
@@ -31,13 +31,13 @@ class TimelineRecorder {
   // This rank has waited for another one. Moments that count already are left out.
   void CountWait(int rank, int64_t since_us, int64_t until_us);
   void OnAgreed(const Response& response, Request* request, int64_t now_us);
-  // Keeps what an operation that is complete has recorded in its requests.
+  // Stores the trace of a complete operation in its requests.
   void KeepTrace(Operation* operation) const;
   // `set`: of the request; null: it has been removed.
   void OnFinished(const Request& request, const Status& status, const ProcessSet* set);
 
-  // Round trips to rank 0 and back, for the clocks: this rank's, when it is time; an answer or a
-  // question of another rank.
+  // Round trips to rank 0 and back, to compare the clocks. AskForTime starts one when it is time;
+  // OnClock handles an answer or a question of another rank.
   void AskForTime(int64_t now_us);
   void OnClock(int peer, ClockNote note);
 

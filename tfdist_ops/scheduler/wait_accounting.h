@@ -5,9 +5,9 @@
 // running operation came, and ends for the rank from which it came. Operations overlap, so each
 // moment counts once, for the rank whose interval ended first.
 //
-// That rank may itself have waited (in a ring, for its own left neighbour). The one for which all
+// That rank may itself have waited (in a ring, for its own left neighbor). The one for which all
 // wait in the end waits least: in an operation that needs all ranks, rank i stands still for
-// T - t_i, t_i being when it was ready and T = max t_i, and as long as all others for the bytes. So
+// T - t_i, where t_i is when it was ready and T = max t_i, plus the transfer, equal for all. So
 // the rank with the smallest sum over operations is the one with the largest sum of t_i, whatever
 // the algorithm.
 #ifndef TFDIST_OPS_SCHEDULER_WAIT_ACCOUNTING_H_
@@ -22,7 +22,7 @@ namespace tfdist {
 
 class WaitAccounting {
  public:
-  // Returns how much of it counts: its end.
+  // Returns how much of the interval counts, which is its last part.
   int64_t Add(int rank, int64_t since_us, int64_t until_us) {
     since_us = std::max(since_us, counted_until_us_);
     if (until_us <= since_us) return 0;

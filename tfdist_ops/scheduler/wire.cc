@@ -8,9 +8,9 @@
 namespace tfdist {
 namespace {
 
-// Of a tensor; more than any memory holds, and still a number of bytes that fits.
+// Elements of a tensor: more than any memory holds, but their bytes still fit in int64_t.
 constexpr int64_t kMostElements = int64_t{1} << 58;
-// As CheckRequest.
+// The longest timeout, as in CheckRequest.
 constexpr double kMostSeconds = 1e9;
 constexpr int32_t kMostBuckets = 1 << 20;  // of a group
 
@@ -92,7 +92,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   if (info->bucket_count > kMostBuckets) return false;
   if (!(info->timeout_s >= 0 && info->timeout_s <= kMostSeconds)) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
-    int64_t elements = 1;  // zeros apart, so that no order of the factors can overflow
+    int64_t elements = 1;  // a zero counts as 1, so that the order of the dims does not matter
     for (int64_t dim : shape) {
       if (dim < 0 || __builtin_mul_overflow(elements, std::max<int64_t>(dim, 1), &elements) ||
           elements > kMostElements) {

@@ -21,26 +21,26 @@ enum class FrameType : uint8_t {
   kReady = 1,        // rank -> leader: RequestInfo
   kResponse = 2,     // leader -> rank: Response
   kLeave = 4,        // any -> any: this rank shuts down; what it took part in (LeaveNote)
-  kLeaveAck = 5,     // answer to kLeave: nothing of yours is unread
+  kLeaveAck = 5,     // answer to kLeave: nothing from that rank is unread
   kStall = 6,        // leader -> rank: key, text
   kWaiting = 7,      // rank -> leader: a predicted operation stands still (WaitNote)
-  kProbe = 8,        // leader -> rank: how far are you with this ticket
+  kProbe = 8,        // leader -> rank: asks how far the rank is with a ticket (ProbeNote)
   kProbeAnswer = 9,  // rank -> leader: ProbeNote; also unasked, when the answer has changed
   kBeat = 10,        // any -> any: Heartbeat
   kConsensus = 11,   // any -> any: ConsensusMessage
   kGate = 12,        // member <-> leader of a process set: GateMessage
   kJoin = 13,        // rank -> leader: it has joined; leader -> member: rank `rank` has (JoinNote)
   kJoinAck = 14,     // member -> leader: it knows that rank `rank` has joined (JoinNote)
-  kStarted = 15,   // member -> leader: a predicted operation that a joined rank is to take part in
-  kTakePart = 16,  // leader -> joined rank: do (both WaitNote)
-  kJoinEnd = 17,   // leader -> member: all have joined; `rank` called everything (JoinNote)
-  kClock = 18,     // rank -> rank 0 and back, while timelines are written: ClockNote
-  kTimeline = 19,  // rank -> rank 0: lines of its timeline
-  kBlocked = 20,   // rank -> rank 0: its program waits in collectives (BlockedNote)
-  kBlockedAsk = 21,  // rank 0 -> rank: does it still
+  kStarted = 15,     // member -> leader: a predicted operation needs the joined ranks (WaitNote)
+  kTakePart = 16,    // leader -> joined rank: take part in this predicted operation (WaitNote)
+  kJoinEnd = 17,     // leader -> member: all have joined; `rank` called everything (JoinNote)
+  kClock = 18,       // rank -> rank 0 and back, while timelines are written: ClockNote
+  kTimeline = 19,    // rank -> rank 0: lines of its timeline
+  kBlocked = 20,     // rank -> rank 0: its program waits in collectives (BlockedNote)
+  kBlockedAsk = 21,  // rank 0 -> rank: asks whether its program still waits
 };
 
-// The set that these belong to stands in the header of the frame.
+// The process set of these notes is in the header of the frame.
 struct WaitNote {
   uint64_t ticket = 0;
   int64_t waited_us = 0;
@@ -55,10 +55,11 @@ struct JoinNote {
   int32_t rank = 0;
   double timeout_s = 0;
   std::vector<uint64_t> last;  // the rank's last predicted ticket of every bucket
-  int32_t complete = 0;        // kJoinEnd: how many ranks were in everything
+  int32_t complete = 0;        // kJoinEnd: how many ranks called every collective
   uint32_t round = 0;          // kJoin of the leader, kJoinAck: how often all have joined before
 };
-// Times of a round trip, by the clock of where they were taken; in a question the last two are 0.
+// Times of a round trip, each by the clock of the rank that took it. The last two are 0 in the
+// question.
 struct ClockNote {
   int64_t asked_us = 0;
   int64_t heard_us = 0;
@@ -84,13 +85,13 @@ struct BlockedNote {
   // Where the threads of the program that call collectives stand.
   enum class How : uint8_t {
     kEager = 0,   // inside of calls that last until their operation ends
-    kGraph = 1,   // inside of functions, which may still submit something
-    kPatient = 2  // for so long that nothing more is expected
+    kGraph = 1,   // inside of tf.functions, which may still submit something
+    kPatient = 2  // inside of tf.functions, for so long that nothing more is expected
   };
   uint32_t round = 0;  // of the question that it answers; 0: of none
   uint64_t moves = 0;  // how often something has moved on this rank
   How how = How::kEager;
-  std::string place;               // of the program, in the user's words
+  std::string place;               // the user's call that waits, with its file and line
   std::vector<BlockedWait> waits;  // all that it waits for; none: it may go on by itself
   LeaveNote took_part;
   std::vector<LedWait> led;
@@ -186,7 +187,8 @@ std::string EncodeBlocked(const BlockedNote& note);
 bool DecodeBlocked(ByteSpan bytes, BlockedNote* note);
 std::string EncodeRound(uint32_t round);
 bool DecodeRound(ByteSpan bytes, uint32_t* round);
-// An error as it travels in evidence: one that is too long is told in part.
+// Encodes an error for evidence; one longer than kMaxRecord keeps its kind and the start of its
+// message.
 std::string EncodeRecord(const Status& status);
 std::string EncodeBeat(const Heartbeat& beat);
 bool DecodeBeat(ByteSpan bytes, Heartbeat* beat);

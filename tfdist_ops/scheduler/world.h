@@ -25,7 +25,8 @@ struct World {
   std::vector<std::string> hosts;
   std::vector<int64_t> pids;
   // Index of each rank's host. Hosts are numbered by their lowest rank, so that all ranks, which
-  // agreed on it in the rendezvous, derive the same schedules from it. Empty: all on one host.
+  // agreed on it in the rendezvous, derive the same schedules from it. Empty: all on one host if
+  // local_size == size, else not known.
   std::vector<int32_t> host_of;
   // Of the tuning file, equal on all ranks, and the hash by which they know that; "": none.
   std::vector<TuningRule> tuning;

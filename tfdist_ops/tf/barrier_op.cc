@@ -1,4 +1,5 @@
-// TfdistBarrier: ends when every rank has come to it. An effect: it keeps its place in the program.
+// TfdistBarrier: ends when every rank has reached it. It counts as a side effect, so it keeps its
+// place in the program.
 #include "tf/tf_bridge.h"
 
 namespace tfdist {

@@ -1,4 +1,4 @@
-// The values of an eager call that are no attributes of its operation, as one text:
+// The values of an eager call that are not attributes of its operation, as one text:
 //
 //   "<process set> <timeout in s> <prescale> <postscale> <id of the group, or -> <name>"
 //

@@ -8,8 +8,8 @@
 namespace tfdist {
 namespace {
 
-// Smaller ones glibc's malloc takes from heaps, of which it gives parts back to the system now and
-// then. Ranks avoid that for tensors of any size (tfdist/core/allocator.py).
+// glibc's malloc takes smaller blocks from heaps, parts of which it gives back to the system now
+// and then. Ranks avoid that for tensors of any size (tfdist/core/allocator.py).
 constexpr uintptr_t kLeastBytes = uintptr_t{32} << 20;
 
 }  // namespace
@@ -21,7 +21,7 @@ void AskForLargePages(const tensorflow::Tensor& output) {
   const auto data = reinterpret_cast<uintptr_t>(output.data());
   const uintptr_t begin = (data + page - 1) / page * page;
   const uintptr_t end = (data + output.TotalBytes()) / page * page;
-  // Nothing to do about an error: a kernel that has none, for one.
+  // An error is ignored: the kernel may have no huge pages, for example.
   (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }

@@ -1,7 +1,8 @@
-// Outputs of many bytes in large pages. Where TensorFlow's memory comes from malloc, each is taken
-// from the system anew and given back after use; where it comes from the allocator that ranks ask
-// for (tfdist/core/allocator.py), that is so for the first ones alone. Where transparent huge pages
-// are for who asks ("madvise", many distributions' default) such memory comes 4 KiB at a time.
+// Large outputs in large pages. Where TensorFlow's memory comes from malloc, each is taken anew
+// from the system and given back after use; with the allocator that ranks ask for
+// (tfdist/core/allocator.py) this holds for the first ones only. Where transparent huge pages are
+// given only on request ("madvise", the default of many distributions), such memory otherwise comes
+// 4 KiB at a time.
 #ifndef TFDIST_OPS_TF_LARGE_PAGES_H_
 #define TFDIST_OPS_TF_LARGE_PAGES_H_
 
@@ -9,7 +10,8 @@
 
 namespace tfdist {
 
-// Before anything is written there. In vain where the system has none; the contents are the same.
+// Call it before anything is written there. It has no effect where the system has no large pages,
+// and never changes the contents.
 void AskForLargePages(const tensorflow::Tensor& output);
 
 }  // namespace tfdist

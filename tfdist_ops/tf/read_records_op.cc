@@ -2,7 +2,7 @@
 // gone through, or whole files. Every record is read with its checksum and compared.
 //
 // The op is stateless: its output depends on its inputs alone, since the files of a training run do
-// not change. A stateful one would be chained to its neighbours in a function, and tf.data would
+// not change. A stateful one would be chained to its neighbors in a function, and tf.data would
 // refuse to run it in parallel with a saved order. Two equal ones may be merged.
 #include <algorithm>
 #include <list>
@@ -117,7 +117,10 @@ class ReadRecordsOp : public tensorflow::OpKernel {
                                     : first == files + 1 && ctx->input(1).flat<int64_t>()(0) == 0 &&
                                           ctx->input(1).flat<int64_t>()(files) == records;
     if (right && ctx->input(3).NumElements() == records) return absl::OkStatus();
-    return absl::InvalidArgumentError("first, offsets and lengths are no index of the files");
+    return absl::InvalidArgumentError(
+        "expected first, offsets and lengths to be an index of the " + std::to_string(files) +
+        " files, got " + std::to_string(first) + ", " + std::to_string(records) + " and " +
+        std::to_string(ctx->input(3).NumElements()) + " numbers");
   }
 
   absl::Status Read(tensorflow::OpKernelContext* ctx, int64_t position, tstring* record) const {

@@ -40,7 +40,8 @@ class ReadVariablesOp : public tensorflow::OpKernel {
                   absl::InvalidArgumentError(
                       "expected a variable of type " + tensorflow::DataTypeString(expected) +
                       ", got " + tensorflow::DataTypeString(value.dtype()) + ": " + handle.name()));
-      // Otherwise an update writes to new memory as long as this output is in use.
+      // Without copy-on-read the output shares the variable's memory; an update then writes to new
+      // memory as long as the output is in use.
       const bool needs_copy = variable->copy_on_read_mode.load();
       ctx->set_output(i, needs_copy ? tensorflow::tensor::DeepCopy(value) : value);
     }

@@ -29,7 +29,7 @@ T LittleEndian(const char* bytes) {
   return value;
 }
 
-// "Masked": turned and moved, because a checksum of bytes that hold their own checksum is weak.
+// "Masked": rotated and offset, because a checksum of bytes that hold their own checksum is weak.
 inline uint32_t MaskedCrc(const char* data, size_t bytes) {
   const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(data), bytes});
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
@@ -41,7 +41,7 @@ inline std::string Hex(uint32_t value) {
   return text;
 }
 
-// Reads `bytes` at `offset` into `data`; `*found` are fewer where the file ends before.
+// Reads `bytes` bytes at `offset` into `data`; `*found` is smaller where the file ends before that.
 inline absl::Status ReadUpTo(const tensorflow::RandomAccessFile& file, uint64_t offset,
                              size_t bytes, char* data, size_t* found) {
   absl::string_view result;
@@ -51,7 +51,7 @@ inline absl::Status ReadUpTo(const tensorflow::RandomAccessFile& file, uint64_t 
   return absl::IsOutOfRange(status) ? absl::OkStatus() : status;
 }
 
-// The file system's error, which need not say of which file it speaks. OUT_OF_RANGE ends a
+// The file system's error, which may not name the file. OUT_OF_RANGE ends a
 // tf.data pipeline as if there were no more data; it becomes DATA_LOSS.
 inline absl::Status FileError(const std::string& place, const absl::Status& status) {
   const auto code = absl::IsOutOfRange(status) ? absl::StatusCode::kDataLoss : status.code();

@@ -30,7 +30,7 @@ absl::Status AllocateRows(Operation* op, const int64_t* rows, int32_t size, int6
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({size}), &by_rank));
     std::copy(rows, rows + size, by_rank->flat<int64_t>().data());
   }
-  // An empty tensor has no memory, but null would mean that there is none for its bytes.
+  // An empty tensor has no memory, but null would mean that the allocation failed.
   static char nothing;
   *memory = output->data() != nullptr ? output->data() : &nothing;
   return absl::OkStatus();

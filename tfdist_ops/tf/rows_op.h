@@ -1,4 +1,4 @@
-// What the kernels share whose output has as many rows as the ranks have agreed on: one tensor in,
+// Shared by the kernels whose output has as many rows as the ranks have agreed on: one tensor in,
 // its output allocated when that number is known. A scalar counts as one row.
 #ifndef TFDIST_OPS_TF_ROWS_OP_H_
 #define TFDIST_OPS_TF_ROWS_OP_H_

@@ -9,7 +9,7 @@ namespace {
 REGISTER_OP("TfdistSend")
     .Input("tensor: T")
     .Input(kCallInput)
-    .Output("sent: T")  // a scalar 0; what backpropagation comes in by
+    .Output("sent: T")  // a scalar 0; gradients come in through it
     .Attr("T: type")    // what DTypeSize knows; a list here could not name the float8 types
     .Attr(kCallCount)
     .Attr("tensor_name: string")
@@ -32,7 +32,7 @@ class SendOp : public CollectiveOp {
     tensorflow::Tensor* sent = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &sent));
     std::memset(sent->data(), 0, sent->TotalBytes());  // 0 in every type
-    // In place: of the sender's tensor nothing is written.
+    // In place: nothing is written to the sender's tensor.
     op->AddTensor(ctx->input(0), ctx->input(0).data(), 0);
     NamePair(op, OwnRank(), dst_);
     return absl::OkStatus();

@@ -32,7 +32,7 @@ namespace {
 constexpr char kPayloadUrl[] = "tfdist.error";
 constexpr int64_t kShortElements = 16384;
 // Ranks that call the same function at the same time come to its kernel 100 us apart: TensorFlow's
-// threads are woken first. Who has left by then pays for two more changes of threads.
+// threads are woken first. A thread that has left by then pays for two more thread switches.
 constexpr int64_t kPatienceUs = 200;
 
 // TensorFlow wraps a status' message into text about nodes and functions; the payload, a JSON
@@ -83,7 +83,7 @@ absl::Status Mismatch(const std::string& message) {
 
 absl::Status ParseScale(const std::string& text, double* value) {
   if (absl::SimpleAtod(text, value) && std::isfinite(*value)) return absl::OkStatus();
-  return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");
+  return absl::InvalidArgumentError("expected a finite number as scale, got \"" + text + "\"");
 }
 
 int InputsBeforeCall(tensorflow::shape_inference::InferenceContext* c) {

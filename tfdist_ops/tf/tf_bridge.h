@@ -1,9 +1,10 @@
 // The bridge between TensorFlow's kernels and the core: one asynchronous operation from a kernel's
-// ComputeAsync to its `done`. This folder is the only one that includes TensorFlow headers, and
-// reaches the core through the C interface alone.
+// ComputeAsync to its `done`. Only this folder and xla/ include TensorFlow headers; both reach the
+// core through the C interface alone.
 //
-// Threads: ComputeAsync runs on an executor thread, `done` and `allocate` on the core's completion
-// thread, a cancellation callback on whatever thread cancels the step. No kernel blocks.
+// Threads: ComputeAsync runs on an executor thread, `allocate` on the core's completion thread,
+// `done` there or, for a short operation, in ComputeAsync itself (tfdist_submit_and_help), a
+// cancellation callback on whatever thread cancels the step. No kernel blocks.
 #ifndef TFDIST_OPS_TF_TF_BRIDGE_H_
 #define TFDIST_OPS_TF_TF_BRIDGE_H_
 
@@ -134,8 +135,9 @@ int32_t OwnRank();
 // How many ranks there are; -1 likewise.
 int32_t WorldSize();
 
-// The request of a send and receive. Both ranks make the same name: neither can know it when its
-// function is traced, and each counts its calls for each partner apart.
+// Sets the partners and the name of a send and receive. Both ranks form the same name here, when
+// the kernel runs: it is not known when the function is traced, and each rank counts its calls for
+// each partner separately.
 void NamePair(Operation* op, int32_t sender, int32_t receiver);
 
 // What all collective kernels share: the attributes below, where the operation has them, and the
@@ -146,7 +148,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) final;
 
  protected:
-  // Allocates outputs, adds tensors, and sets what is particular in the request.
+  // Allocates outputs, adds tensors, and sets what is specific to the operation in the request.
   virtual absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const = 0;
   const std::string& tensor_name() const { return tensor_name_; }
 

@@ -40,7 +40,7 @@ constexpr Tables MakeTables() {
 
 constexpr Tables kTables = MakeTables();
 
-// All of these continue a register `crc`, without the first and last inversion.
+// All Extend functions continue the CRC register `crc`, without the initial and final inversion.
 uint32_t ExtendByTable(uint32_t crc, const uint8_t* data, size_t bytes) {
   for (; bytes >= 8; data += 8, bytes -= 8) {
     uint64_t word;
@@ -55,7 +55,7 @@ uint32_t ExtendByTable(uint32_t crc, const uint8_t* data, size_t bytes) {
 
 #if defined(__x86_64__) || (defined(__aarch64__) && defined(__linux__))
 
-// The instruction takes eight bytes and answers three cycles later, so three streams keep it busy.
+// The instruction takes eight bytes and has a latency of 3 cycles, so three streams keep it busy.
 // They are joined by running the first registers over as many zero bytes as follow them, which is
 // linear in the register's bits: four look-ups (Gopal et al., Fast CRC Computation for iSCSI
 // Polynomial Using CRC32 Instruction, Intel 2011).
@@ -136,17 +136,17 @@ constexpr uint64_t PowerOfX(int exponent) {
 
 // Folding (Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction,
 // Intel 2009): 16 bytes L x^64 + H, followed by `bits` bits, are congruent to L x^(64 + bits) +
-// H x^bits, of which the powers are taken modulo the polynomial. The product of two such numbers is
-// one bit further down than the 16 bytes, hence the exponents without 1.
+// H x^bits, with the powers taken modulo the polynomial. The product of two such numbers is shifted
+// by one bit against the 16 bytes, hence the exponents minus 1.
 constexpr uint64_t FactorOfL(int bits) { return PowerOfX(64 + bits - 1); }
 constexpr uint64_t FactorOfH(int bits) { return PowerOfX(bits - 1); }
 
 #define TFDIST_FOLD_TARGET __attribute__((target("pclmul,sse4.2")))
 #define TFDIST_FOLD_AVX2_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
 #define TFDIST_FOLD_AVX512_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
-constexpr int kLanes = 4;  // registers whose products take turns
+constexpr int kLanes = 4;  // registers, so that their products overlap
 
-// 16 bytes over the `kBits` bits between them and those of `next`.
+// Folds the 16 bytes `x` into `next`, which begins `kBits` bits after the beginning of `x`.
 template <int kBits>
 TFDIST_FOLD_TARGET inline __m128i Fold(__m128i x, __m128i next) {
   constexpr auto l = static_cast<int64_t>(FactorOfL(kBits));
@@ -179,7 +179,7 @@ TFDIST_FOLD_AVX512_TARGET inline __m512i Fold(__m512i x, __m512i next) {
                                    _mm512_clmulepi64_epi128(x, factors, 0x11), next, kXor);
 }
 
-// The register after the 16 bytes that all before were folded into.
+// The CRC register after 16 bytes into which all bytes before them were folded.
 TFDIST_FOLD_TARGET inline uint32_t RegisterAfter(__m128i x) {
   const auto first = static_cast<uint64_t>(_mm_extract_epi64(x, 0));
   const auto second = static_cast<uint64_t>(_mm_extract_epi64(x, 1));

@@ -1,4 +1,4 @@
-// What makes a frame of a tcp link one that the right peer sent, whole, once and in its turn.
+// Authenticates the frames of a tcp link: sent by the right peer, unchanged, once and in order.
 //
 // On the wire a frame is a WireHeader of 64 bytes and the payload:
 //
@@ -9,13 +9,13 @@
 //
 // HMAC is HMAC-SHA-256, its first 16 bytes (RFC 2104, section 5). Each direction has its own key,
 // derived in the handshake from the job's secret and both nonces (tfdist/core/rendezvous/auth.py),
-// so a frame of another connection, generation or direction has another tag. The count is that of
-// the frame in its lane and is not sent, as the sequence number in the MAC of TLS 1.2 (RFC 5246,
-// section 6.2.3.1): a frame that was repeated, dropped or moved has another one.
+// so a frame of another connection, generation or direction has another tag. The count numbers
+// the frames of a lane and is not sent, like the sequence number in the MAC of TLS 1.2 (RFC 5246,
+// section 6.2.3.1), so that repeated, dropped or reordered frames are detected.
 //
 // The tag is checked before any field of the header is used, the digest before the payload is
-// delivered. With TFDIST_TCP_MAC=control somebody who can change packets on their way can change
-// the payload of a data frame together with its CRC; everything else is noticed.
+// delivered. With TFDIST_TCP_MAC=control, an attacker who can change packets on their way can
+// change the payload of a data frame such that its CRC stays the same; everything else is detected.
 #ifndef TFDIST_OPS_TRANSPORT_FRAME_MAC_H_
 #define TFDIST_OPS_TRANSPORT_FRAME_MAC_H_
 
@@ -28,7 +28,7 @@
 namespace tfdist {
 
 constexpr size_t kDirectionKeyBytes = 32;
-// Of a link: the key of what the initiator sends, then that of what it receives.
+// The keys of a link: for the frames that the initiator sends, then for those that it receives.
 constexpr size_t kLinkKeyBytes = 2 * kDirectionKeyBytes;
 constexpr size_t kMacBytes = 16;
 
@@ -50,7 +50,7 @@ class FrameMac {
   void SealPieces(WireHeader* header, Pieces payload);
   // Whether this is the header of the next frame of its lane. Trust no field of it otherwise.
   bool OpenHeader(const WireHeader& header);
-  // Whether `payload` is that of the last header opened on this lane.
+  // Whether `payload` is that of `header`, which OpenHeader has accepted.
   bool OpenPayload(const WireHeader& header, ByteSpan payload) const;
 
  private:

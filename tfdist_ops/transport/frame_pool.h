@@ -39,7 +39,7 @@ class FramePool {
  public:
   explicit FramePool(size_t capacity) : capacity_(capacity) {}
 
-  // False in the buffer: out of memory.
+  // Returns a buffer that converts to false if there is no memory.
   FrameBuffer Take() {
     if (free_.empty()) return FrameBuffer(capacity_);
     FrameBuffer buffer = std::move(free_.back());

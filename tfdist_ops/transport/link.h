@@ -8,8 +8,8 @@
 // Sending writes straight into the transport's memory: BeginSend hands out room for the payload
 // (empty: the lane is full, try again after the next Pump), CommitSend publishes it. Receiving
 // hands out views: Poll returns the next unread frame, which stays valid until Release, in
-// whatever order frames are released. Held frames use up the peer's room (shared memory) or memory
-// (tcp), so the engine copies out what stands still while it fills up a lane.
+// whatever order frames are released. Held frames take up the peer's room (shared memory) or
+// memory of this rank (tcp), so when frames that must wait fill up a lane, the engine copies them.
 #ifndef TFDIST_OPS_TRANSPORT_LINK_H_
 #define TFDIST_OPS_TRANSPORT_LINK_H_
 
@@ -24,14 +24,15 @@ namespace tfdist {
 
 enum class Lane : uint8_t { kControl = 0, kData = 1 };
 
-// Whether this rank looks for frames by itself, and else for what it is to be woken.
+// Whether this rank polls for frames, or else what must wake it.
 enum class WakeMode : uint8_t {
-  kAwake,  // it looks
-  // It looks, and expects that idle peers soon do too: its control frames may let them rest until
-  // another word follows, as it has to.
+  kAwake,  // it polls
+  // It polls, and expects idle peers to poll soon too: a control frame need not wake an idle peer
+  // until this rank leaves this mode, as it must.
   kExpecting,
-  kIdle,    // for control frames. Nothing that runs here waits for data, or who waits for it looks.
-  kAsleep,  // for all frames, and for room in a lane that was full
+  // Control frames wake it. Nothing here waits for data, except a thread that polls itself.
+  kIdle,
+  kAsleep,  // all frames wake it, and room in a lane that was full
 };
 inline bool Looks(WakeMode mode) {
   return mode == WakeMode::kAwake || mode == WakeMode::kExpecting;
@@ -80,9 +81,9 @@ class Link {
   // data() is null when the lane is full now. At most one BeginSend may be open on a lane.
   // With bytes == 0, data() is non-null when there is room.
   virtual MutableByteSpan BeginSend(Lane lane, size_t bytes) = 0;
-  // Publishes the open send; fills in payload_bytes and lane itself. The rest of `header` is best
-  // made before the payload is written: what a processor has written in parts it reads as a whole
-  // only when these parts, and all that it wrote before them, have left for its cache.
+  // Publishes the open send; fills in payload_bytes and lane itself. It is best to fill in the rest
+  // of `header` before writing the payload: a wide load of a header that was just written field by
+  // field stalls until these stores, and all stores before them, have reached the cache.
   virtual void CommitSend(Lane lane, const FrameHeader& header) = 0;
   // Whether the payload of the open send of the data lane should be written past the caches
   // (write_policy.h).
@@ -93,7 +94,7 @@ class Link {
   // same memory has committed last. False: the lane is full now.
   virtual const void* SendMemory() const { return nullptr; }
   virtual bool ShareSend(const FrameHeader& /*header*/, size_t /*bytes*/) { return false; }
-  // Most pieces of a payload that SendPieces takes; 0: this link has only the way above.
+  // Most pieces of a payload that SendPieces takes; 0: this link has no SendPieces.
   virtual size_t MostPieces() const { return 0; }
   // Sends a frame of the data lane from the caller's memory, which may change as soon as this
   // returns: for transports that would copy a packed payload once more. False: the lane is full.
@@ -104,7 +105,7 @@ class Link {
   // Next unread frame of the lane. False: none now.
   virtual bool Poll(Lane lane, InFrame* frame) = 0;
   virtual void Release(Lane lane, const InFrame& frame) = 0;
-  // Before its Release: how long it took to read a frame of the data lane, for its sender.
+  // Tells the sender how long it took to read a frame of the data lane. Call it before Release.
   virtual void NoteRead(const InFrame& /*frame*/, int64_t /*ns*/) {}
 
   // Moves bytes where the transport has to (tcp), looks whether the peer is still there. Sets
@@ -128,21 +129,21 @@ class Link {
   // True when everything committed has left this process (tcp: is in the kernel's hands).
   virtual bool Flushed() const = 0;
 
-  // Most frames of the data lane that can be held unreleased; then none comes any more.
+  // Most frames of the data lane that can be held unreleased; beyond that, no more arrive.
   virtual size_t MaxHeld() const = 0;
 
   // Whether the two ranks have a connection of their own. Else (overlay.h) control frames are
   // relayed, and data waits until there is one.
   virtual bool Direct() const { return true; }
-  // The peer has said goodbye: it is not to relay anything any more.
+  // The peer has said goodbye: it relays only what has no other route.
   virtual void PeerLeaves() {}
-  // Two ranks of a host share a word for each of them, so that a stopped process can be left behind
-  // for certain. BarPeer: whether the peer can no longer decide on a verdict in this world; false
-  // where it already has, or where the link has no such word. ClaimVerdict: called by a rank before
-  // it decides; false when the peer has barred it.
+  // Two ranks of a host share a memory word for each of them, so that a stopped process can be
+  // excluded safely. BarPeer bars the peer, and returns whether it can no longer decide on a
+  // verdict in this world; false if it already has, or if the link has no such word. ClaimVerdict
+  // is called by a rank before it decides; false if the peer has barred it.
   virtual bool BarPeer() { return false; }
   virtual bool ClaimVerdict() { return true; }
-  // Whether the peer's process is on this host and is to be watched beside the connection.
+  // Whether the peer's process is on this host and is to be watched in addition to the connection.
   virtual bool WatchProcess() const { return false; }
 
   // Payload bytes and frames sent on the data lane, for tests and statistics.

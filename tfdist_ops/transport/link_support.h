@@ -1,5 +1,5 @@
 // What the transports share: owned descriptors, doorbells, the checks on a frame that came from a
-// peer, and the words in which a link fails.
+// peer, and the errors of a link.
 #ifndef TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
 #define TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
 
@@ -38,7 +38,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// The descriptors of a LinkEnds, from the moment on at which the link owns them.
+// The descriptors of a LinkEnds, once the link owns them.
 struct OwnedFds {
   explicit OwnedFds(const LinkEnds& ends)
       : socket(ends.socket_fd),
@@ -57,17 +57,17 @@ struct OwnedFds {
 
 // A second descriptor of the same open file, closed on exec.
 StatusOr<UniqueFd> DuplicateFd(int fd);
-// Closed on exec and nonblocking: what every descriptor of a link must be.
+// Makes `fd` nonblocking and closed on exec, as every descriptor of a link must be.
 Status PrepareFd(int fd);
 // Makes the eventfd readable. Never blocks; a doorbell that rings already stays as it is.
 void RingDoorbell(int fd);
-// "socket: Too many open files", for the errno of now.
+// An error such as "socket: Too many open files", from the current errno.
 Status SystemError(const std::string& what);
 
 // A peer that is gone, and one that breaks the protocol. All are kAborted and name the rank.
 Status PeerLost(int peer, const std::string& cause);
 Status PeerGarbage(int peer, const std::string& what);
-// Bytes that came over the link to `peer`, and that it did not send like this.
+// Bytes that arrived over the link to `peer` but are not what it sent.
 Status PeerForged(int peer, const std::string& what);
 
 // Empty when `header` may be delivered on `lane`, else what is wrong with it. The generation is the
@@ -92,7 +92,8 @@ class LinkBase : public Link {
   void Fail(const Status& status) {
     if (error_.ok()) error_ = status;
   }
-  // Notes that a send of `bytes` is open. False when the caller may not send that much.
+  // Notes that a send of `bytes` is open. False if the link has failed or
+  // the lane takes fewer bytes.
   bool Open(Lane lane, size_t bytes);
   // Counts the open send, which goes out now. Returns its bytes.
   uint32_t Close(Lane lane);

@@ -1,7 +1,7 @@
 // Each frame of the data lane is one message, header and payload. kSlots receives are posted ahead;
 // what has arrived is kept until it is polled, and another receive is posted at once. A send has
 // ended when the peer has begun to receive it, so at most kSlots sends are under way, and a link
-// that has flushed its sends can be closed: the peer has what it needs, or is about to.
+// that has flushed its sends can be closed: the peer has received them, or is about to.
 //
 // Messages have no descriptor to sleep on. While this rank waits for data, for its sends to end, or
 // for the last messages of a peer that leaves, a timer wakes it, at growing intervals: the library
@@ -29,8 +29,8 @@ constexpr size_t kSlots = 16;
 constexpr size_t kMaxHeld = size_t{1} << 20;
 constexpr int64_t kShortestWaitNs = 20 * 1000;
 constexpr int64_t kLongestWaitNs = 1000 * 1000;
-// The end of the control link may overtake messages that the peer had sent before it left. So its
-// loss is reported when no message has come for so long, in so many looks.
+// The end of the control link may overtake messages that the peer had sent before it left. So the
+// loss is reported only when no message has come for kLastWordsUs and in kLastLooks calls of Pump.
 constexpr int64_t kLastWordsUs = 100 * 1000;
 constexpr int kLastLooks = 16;
 // How long the end of a link waits for its receives to be cancelled.
@@ -49,7 +49,7 @@ struct Arrived {
 // Header and payload side by side, the payload on a cache line.
 uint8_t* MessageOf(const FrameBuffer& buffer) { return buffer.payload() - sizeof(FrameHeader); }
 
-// Where the library may still read or write when a link ends before its messages.
+// Keeps forever the memory that the library may still use when a link ends before its messages.
 void Abandon(Underway underway) {
   static std::mutex mutex;
   static auto* const abandoned = new std::vector<Underway>();
@@ -204,7 +204,7 @@ class MessageLink : public LinkBase {
     if (bytes < sizeof(header)) return "a message of " + std::to_string(bytes) + " bytes";
     const std::string fault = HeaderFault(header, Lane::kData, capacity(Lane::kData));
     if (!fault.empty() || header.payload_bytes == bytes - sizeof(header)) return fault;
-    return "a message of another length than its header says";
+    return "a message whose length differs from the one in its header";
   }
 
   // Takes the sends that have ended off the queue, in their order.
@@ -241,8 +241,8 @@ class MessageLink : public LinkBase {
   WakeMode mode_ = WakeMode::kAwake;
   bool leaves_ = false;                        // the peer has said goodbye
   mutable int64_t wait_ns_ = kShortestWaitNs;  // until the timer next wakes this rank
-  int looks_ = 0;                              // since the control link was lost; 0: it is there
-  int64_t silent_since_us_ = 0;                // then: when a message last came
+  int looks_ = 0;                              // since the control link was lost; 0: not lost
+  int64_t silent_since_us_ = 0;                // after the loss: when a message last came
 };
 
 }  // namespace

@@ -11,11 +11,11 @@ namespace tfdist {
 namespace {
 
 // FrameHeader::type of the overlay's own frames; the engine's are small numbers.
-constexpr uint8_t kGone = 0xf0;         // slice: the rank that is gone; to a neighbour
+constexpr uint8_t kGone = 0xf0;         // slice: the rank that is gone; to a neighbor
 constexpr uint8_t kAcknowledge = 0xf1;  // ticket: number of the next frame that is expected
 constexpr uint8_t kWantLink = 0xf2;     // numbered like the engine's frames
 
-// Control frames have no use for these fields on a link of their own; there `phase` is 0.
+// Relayed frames use fields that a control frame on a direct link does not need (its `phase` is 0).
 // phase: hops + 1; slice: source and destination; ticket: number of the frame within their pair.
 uint32_t Ends(int source, int destination) {
   return static_cast<uint32_t>(source) << 16 | static_cast<uint32_t>(destination);
@@ -23,7 +23,7 @@ uint32_t Ends(int source, int destination) {
 int SourceOf(const FrameHeader& header) { return static_cast<int>(header.slice >> 16); }
 int DestinationOf(const FrameHeader& header) { return static_cast<int>(header.slice & 0xffff); }
 
-// Far more than any route has; only a rank that does not keep the rules sends such a frame.
+// Far more hops than any route has; only a faulty rank sends a frame with more.
 constexpr uint16_t kMostHops = 1024;
 
 }  // namespace
@@ -42,7 +42,7 @@ Overlay::Overlay(int rank, int size, uint32_t generation, Hooks hooks)
 
 void Overlay::FindRoutes() {
   std::vector<int> usable;   // alive, and not about to leave
-  std::vector<int> leaving;  // alive: better than no way at all
+  std::vector<int> leaving;  // alive, for destinations without another route
   for (int neighbour : neighbours_) {
     const Peer& peer = At(neighbour);
     if (peer.closed || peer.gone) continue;
@@ -68,7 +68,7 @@ void Overlay::Forward(Letter letter) {
   ++counters_.dropped;
   TFDIST_LOG(kDebug, rank_, "OVERLAY",
              "a frame from rank " << SourceOf(letter.header) << " to rank " << to
-                                  << " is dropped: no way leads there any more");
+                                  << " is dropped: there is no route any more");
   if (SourceOf(letter.header) != rank_) return;
   At(to).unacknowledged.clear();
   NoteLoss(to, PeerLost(to, "cannot be reached: the ranks between have left or failed"));
@@ -146,7 +146,7 @@ void Overlay::Receive(int neighbour, Letter letter) {
     ++counters_.relayed;
     Forward(std::move(letter));
   } else if (At(source).neighbour) {
-    Garbage(neighbour, "a relayed frame from a neighbour");
+    Garbage(neighbour, "a relayed frame from a neighbor");
   } else {
     Deliver(source, std::move(letter));
   }
@@ -187,7 +187,7 @@ void Overlay::Accept(int source, Letter letter) {
     Want(source);
     return;
   }
-  if (peer.closed) return;  // the engine has done with this rank
+  if (peer.closed) return;  // the engine has closed its Link
   peer.inbox.push_back(std::move(letter));
   arrived_ = true;
 }
@@ -254,7 +254,7 @@ Status Overlay::Pump(int to, bool* moved) {
     *moved |= Flush(to);
     const Status status = peer.link->Pump(moved);
     if (!status.ok()) {
-      // What it sent before may be news of who was lost first.
+      // Frames that it sent before may tell which rank was lost first, so they are read first.
       if (peer.drained || !peer.neighbour) EndedLink(to, status);
       *moved |= !peer.ending;
       peer.ending = true;
@@ -269,7 +269,7 @@ Status Overlay::Pump(int to, bool* moved) {
 
 void Overlay::Adopt(int to, std::unique_ptr<Link> link) {
   Peer& peer = At(to);
-  // Too late for a rank that is lost, and nothing for a neighbour, which has one.
+  // Too late for a rank that is lost, and not needed for one that has a link already.
   if (peer.link != nullptr || peer.closed || !peer.error.ok()) return;
   peer.link = std::move(link);
   peer.wanted = true;
@@ -286,14 +286,14 @@ void Overlay::Leaves(int leaving) {
   if (peer.neighbour) FindRoutes();
 }
 
-// A link has ended under our hands. That of a rank that is no neighbour is no news for others: of
-// its death they hear from its neighbours.
+// This rank's link to `to` has ended. If `to` is not a neighbor, the other ranks are not told: they
+// hear of its death from its neighbors.
 void Overlay::EndedLink(int to, const Status& reason) {
   Peer& peer = At(to);
   if (!peer.left) {
     if (peer.neighbour) Lose(to, reason, -1);
     NoteLoss(to, reason);
-    peer.error = reason;  // better than what others may have told
+    peer.error = reason;  // more precise than what others reported
   } else if (peer.error.ok()) {
     NoteLoss(to, reason);
     if (peer.neighbour) DoubtDelivery();
@@ -331,9 +331,9 @@ void Overlay::Lose(int lost, const Status& reason, int told_by) {
   DoubtDelivery();
 }
 
-// Whether a rank of which others say that it is gone still holds its link to this one: then only a
-// connection between two living ranks may have been cut. Looks now: a rank that ends because of
-// this one must not be taken for the first.
+// Whether a rank that others report as gone still has its link to this one: then only a connection
+// between two living ranks may have been cut. Pumps the link now, so that a rank that ends because
+// of this loss is not noted before it.
 bool Overlay::StillHasLink(int to) {
   Peer& peer = At(to);
   if (peer.link == nullptr || peer.ending) return false;

@@ -1,14 +1,14 @@
-// Overlay: the links of a world in which not every rank is connected with every other one.
+// Overlay: the links of a world in which not every rank is connected to every other one.
 //
-// Each rank has links to its neighbours (routes.h). Control frames to a neighbour go over its link;
+// Each rank has links to its neighbors (routes.h). Control frames to a neighbor go over its link;
 // those to any other rank are relayed by the ranks between. The engine sees one Link for each peer,
-// as in a full mesh: MakeLinks hands them out. Data frames are never relayed: the first one for a
-// rank without a link asks for one (Hooks::wanted), BeginSend says "full" until Adopt brings it.
+// as in a full mesh (MakeLinks). Data frames are never relayed: the first one for a rank without a
+// link asks for a link (Hooks::wanted), and BeginSend reports a full lane until Adopt brings it.
 //
-// What holds between two ranks that are no neighbours:
-//   - Order. Frames of a pair are numbered by their source and handed out in that order, so that a
-//     message whose route changes on its way overtakes nothing. Fragments of a message are frames
-//     of one pair. A neighbour's own frames stay on its link as long as it lives.
+// Guarantees between two ranks that are not neighbors:
+//   - Order. The source numbers its frames to each destination, which delivers them in that order
+//     even if the route changes. All fragments of a message go from one source to one destination.
+//     Frames between neighbors use their link as long as it lives.
 //   - Nothing is lost while ranks die. The source keeps frames until their destination has
 //     acknowledged them, one acknowledgement for kAckEvery frames. Once a link has ended anywhere,
 //     frames may have been lost with the rank behind it: every frame is then acknowledged at once,
@@ -16,13 +16,14 @@
 //   - No deadlock. Relaying never waits: what does not fit into the next link's lane stays in a
 //     queue here. A source has at most kWindow frames under way to one destination; that, not the
 //     queue, is what bounds memory.
-//   - Loss. A neighbour whose link ends without a goodbye is gone; that is told to all ranks by
-//     flooding, each telling its neighbours once. Its Link's Pump then fails on every rank, as in a
-//     full mesh; after a second death it fails for the first one first. Who has a link of its own
-//     to the rank passes the news on and waits for the end of that link: the two may both be alive,
-//     and to close what is left between the living would end them all. A rank that said goodbye
-//     (Link::PeerLeaves) relays nothing new; its end is told to nobody. A frame for which there is
-//     no route is dropped, and its destination's Link fails.
+//   - Loss. A neighbor whose link ends without a goodbye is gone. The news is flooded to all ranks:
+//     each tells its neighbors once. The Pump of the lost rank's Link then fails on every rank, as
+//     in a full mesh; if several are lost, first for the one lost first. A rank with its own link
+//     to the lost one passes the news on, but waits for the end of that link: perhaps only a
+//     connection between two living ranks was cut, and closing the links between living ranks would
+//     end them all. A rank that said goodbye (Link::PeerLeaves) relays only what has no other
+//     route, and its end is not announced. A frame without a route is dropped, and at its source
+//     the Link to its destination fails.
 //
 // Belongs to the progress thread, like the links.
 #ifndef TFDIST_OPS_TRANSPORT_OVERLAY_H_
@@ -49,14 +50,14 @@ struct Letter {
 class Overlay : public std::enable_shared_from_this<Overlay> {
  public:
   struct Hooks {
-    // A link to `peer` is wanted, here or there: called once, on the progress thread. The higher
-    // rank connects, the lower one waits for it.
+    // A link to `peer` is wanted, by this rank or by the peer. Called once for each peer, on the
+    // progress thread. The higher rank connects, the lower one waits for it.
     std::function<void(int peer)> wanted;
     std::function<int64_t()> now_us;  // a clock that does not go back
   };
   struct Counters {
     uint64_t relayed = 0;   // frames of other ranks, sent on
-    uint64_t sent = 0;      // own frames for ranks that are no neighbours
+    uint64_t sent = 0;      // own frames for ranks that are not neighbors
     uint64_t repeated = 0;  // of those, sent again
     uint64_t dropped = 0;   // no route
     uint64_t adopted = 0;   // links opened later
@@ -69,10 +70,10 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
 
   Overlay(int rank, int size, uint32_t generation, Hooks hooks);
 
-  // `links`: of this rank by rank of the peer, one for each neighbour and null elsewhere. Returns
-  // one for every rank but this one. Once.
+  // `links`: this rank's links by rank of the peer, one for each neighbor and null elsewhere.
+  // Returns a Link for every rank but this one. Call it once.
   std::vector<std::unique_ptr<Link>> MakeLinks(std::vector<std::unique_ptr<Link>> links);
-  // A link that was wanted is there.
+  // Takes over a link that was wanted.
   void Adopt(int peer, std::unique_ptr<Link> link);
 
   const Counters& counters() const { return counters_; }
@@ -82,18 +83,18 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
  private:
   friend class OverlayLink;
   struct Peer {
-    std::unique_ptr<Link> link;  // a neighbour's; or for data, opened later
+    std::unique_ptr<Link> link;  // to a neighbor, or opened later for data
     bool neighbour = false;
     bool left = false;        // said goodbye
     bool gone = false;        // ended without one
-    bool told = false;        // that it is gone has been told on
-    bool closed = false;      // its link has ended, or nobody listens to it here any more
-    bool wanted = false;      // a link for data
+    bool told = false;        // the news that it is gone has been passed on
+    bool closed = false;      // the engine has closed its Link
+    bool wanted = false;      // a link for data has been asked for
     bool ending = false;      // its link has ended; what came before is being read
-    bool drained = false;     // and has been
+    bool drained = false;     // what came before has been read
     Status error;             // why it is lost
-    std::list<Letter> queue;  // neighbour: what is to go over its link
-    // The numbered frames to and from a rank that is no neighbour.
+    std::list<Letter> queue;  // neighbor: what is to go over its link
+    // The numbered frames to and from a rank that is not a neighbor.
     uint64_t next_out = 0;
     std::list<Letter> unacknowledged;
     uint64_t next_in = 0;
@@ -137,8 +138,8 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   std::vector<int> neighbours_;
   std::vector<Peer> peers_;
   std::vector<int> next_hop_;  // by destination; -1: none
-  // Lost ranks of which the engine does not know, in the order of the news: who ends because
-  // another one died must not be taken for the culprit.
+  // Lost ranks whose Links the engine has not closed yet, in the order of the news: a rank that
+  // ends because another one died must not be taken for the culprit.
   std::list<int> losses_;
   Counters counters_;
   bool arrived_ = false;   // something for the engine, since the last Pump

@@ -2,7 +2,7 @@
 
 namespace tfdist {
 
-// The table, one line a transport: X is defined by the file of the transport as XTransport().
+// The table, one line per transport: the file of transport X defines XTransport().
 #define TFDIST_TRANSPORTS(ROW) \
   ROW(Inproc)                  \
   ROW(Shm)                     \

@@ -34,11 +34,11 @@ class Sha256 {
   uint64_t total_ = 0;
 };
 
-// A key, taken in once; then each message costs two blocks more than its hash.
+// The key is processed once; then the HMAC of a message costs one block more than its hash.
 class HmacSha256 {
  public:
   explicit HmacSha256(ByteSpan key);
-  // Of the parts, one after the other.
+  // The HMAC of the parts, one after the other.
   Sha256Digest operator()(std::initializer_list<ByteSpan> parts) const {
     return (*this)(Span<const ByteSpan>(parts.begin(), parts.size()));
   }

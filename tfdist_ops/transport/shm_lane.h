@@ -3,13 +3,13 @@
 // Frames are announced in a ring of entries, in order. An entry names a handle, which the consumer
 // gives back when it is done, and a slot, where the payload lies. The producer takes any handle and
 // any slot that is free, so a frame that is held for long costs one of each and does not stop the
-// ring. It takes them in turns, and writes small payloads to different places in a slot: a line
-// that the consumer has read a moment ago is still in that processor's own cache, and to write it
-// again it must be taken away from there, which takes longer than to write a line that was pushed
-// out to the cache that both share (docs/design/0009).
+// ring. It takes the slots in turn, and writes small payloads to different places in a slot: a
+// cache line that the consumer has just read is still in its processor's own cache, and must be
+// invalidated there to be written again, which takes longer than to write a line that was evicted
+// to the cache that both share (docs/design/0009).
 //
-// Slots belong to a lane alone, or to all lanes of a rank's window (SlotPool). Then one payload can
-// go out on several of them, and its slot is free when all have given it back.
+// Slots belong to one lane, or to all lanes of a rank's window (SlotPool). In a window, one payload
+// can go out on several lanes, and its slot is free when all of them have given it back.
 //
 // entry.laps: how often the entry has been published; position p is full when it is p / handles +
 // 1. Only the producer writes it: there are as many entries as handles, so a free handle means that
@@ -17,7 +17,7 @@
 // writes it; a handle is free when the producer has used it as often. All-zero memory is an empty
 // lane.
 //
-// Both words are stored and loaded sequentially consistent, because sleeping depends on it:
+// Both words are stored and loaded with sequential consistency, because sleeping depends on it:
 // "publish, then see whether the peer sleeps" here and "say that I sleep, then look again" there
 // must not both miss, as in Dekker's algorithm (E. W. Dijkstra, "Cooperating sequential processes",
 // 1965). On x86 this costs the one locked store that a fence would cost too.
@@ -50,7 +50,7 @@ struct alignas(kCacheLine) ShmEntry {
 };
 struct alignas(kCacheLine) ShmReturned {
   std::atomic<uint64_t> count;
-  std::atomic<uint32_t> read_ns;  // what reading it took; 0: not known
+  std::atomic<uint32_t> read_ns;  // time to read the payload; 0: not known
 };
 static_assert(sizeof(ShmEntry) == kCacheLine, "an entry is one cache line");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock would be private to a process");
@@ -97,7 +97,7 @@ class ShmLane {
   size_t handles_ = 0;
 };
 
-// Slots of which each may be out on several lanes. For one thread at a time.
+// Slots, each of which may be out on several lanes. For one thread at a time.
 class SlotPool {
  public:
   explicit SlotPool(const ShmPayloads& payloads)
@@ -160,7 +160,7 @@ class ShmProducer {
         written_(lane.handles()),
         choice_(choice) {}
 
-  // Whether there is room for a frame; what was found stays the next one until Publish.
+  // Whether there is room for a frame; the slot that was found is kept until Publish.
   Look Find() {
     const Look look = FindHandle();
     if (look != Look::kReady || slot_ != kNone) return look;
@@ -173,7 +173,7 @@ class ShmProducer {
     slot_ = slot;
     return Look::kReady;
   }
-  // Before the payload is written.
+  // Returns where to write the payload. Call it before the payload is written.
   uint8_t* Begin(size_t bytes) {
     writing_.streamed = choice_.Next(bytes);
     pool_->Place(slot_, bytes, writing_.streamed);
@@ -184,7 +184,7 @@ class ShmProducer {
   void Saw(bool streamed, size_t bytes) { choice_.Saw(streamed, bytes); }
   // Whether it is to be written past the caches.
   bool streams() const { return writing_.streamed; }
-  // Returns the slot. In place of the header's payload_bytes and lane go `bytes` and `lane`.
+  // Returns the slot. `bytes` and `lane` replace payload_bytes and lane of the header.
   size_t Publish(const FrameHeader& header, Lane lane, uint32_t bytes) {
     const size_t slot = std::exchange(slot_, kNone);
     if (bytes >= kTimedBytes) {
@@ -195,9 +195,9 @@ class ShmProducer {
     Announce(header, lane, bytes, slot, std::exchange(writing_, {}));
     return slot;
   }
-  // Whether there is a handle: then Announce sends what another lane of the pool has in a slot.
-  // What came back is only looked at when there is none left: each count is a line that must be
-  // fetched from the consumer's processor.
+  // Whether a handle is free, with which Announce can send what another lane of the pool has put
+  // into a slot. Looks for returned handles only when none is free: each count is a cache line that
+  // must be fetched from the consumer's processor.
   Look FindHandle() {
     if (HasHandle()) return Look::kReady;
     if (!Reap()) return Look::kCorrupt;
@@ -206,7 +206,7 @@ class ShmProducer {
   void Announce(const FrameHeader& header, Lane lane, uint32_t bytes, size_t slot) {
     Announce(header, lane, bytes, slot, {});
   }
-  // Takes back what was returned. False: what cannot have been.
+  // Takes back the returned handles. False: a count that a correct consumer cannot have written.
   bool Reap() {
     for (size_t handle = 0; handle < sent_.size(); ++handle) {
       if (sent_[handle] == kNone) continue;
@@ -235,7 +235,7 @@ class ShmProducer {
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  // How a payload was written; 0 bytes: nobody wants to know.
+  // How a payload was written; 0 bytes: it is not timed.
   struct Written {
     bool streamed = false;
     uint16_t phase = 0;
@@ -305,13 +305,13 @@ class ShmConsumer {
         returns_(lane.handles(), 0),
         held_(lane.handles(), false) {}
 
-  // Whether there is a next entry; a glance, which orders nothing.
+  // Whether there is a next entry; a relaxed load, which orders nothing.
   bool Ready() const {
     return lane_.entry(position_).laps.load(std::memory_order_relaxed) !=
            position_ / lane_.handles();
   }
   // Copies the next entry out, before anybody checks it: the peer could change it in between.
-  // kCorrupt: what is there cannot have come from a sound peer.
+  // kCorrupt: a correct peer cannot have written this entry.
   Look Take(ShmFrame* frame) {
     const ShmEntry& entry = lane_.entry(position_);
     const uint64_t laps = entry.laps.load(std::memory_order_seq_cst);

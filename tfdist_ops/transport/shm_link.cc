@@ -3,9 +3,9 @@
 // Layout: the sleeping word and the verdict word of each side, then for each direction a control
 // lane with its payloads and a data lane (shm_lane.h), whose payloads lie in the sender's window
 // (shm_window.h). The initiator sends through the first direction. The kernel closes the socket
-// when the peer dies, whatever the way. A rank with many links has no eventfd for each peer:
-// without `peer_doorbell_fd`, on both ends, a byte on the socket is the doorbell; else it carries
-// none.
+// when the peer dies, however it dies. A rank with many links has no eventfd for each peer: if
+// neither end has a `peer_doorbell_fd`, a byte on the socket is the doorbell; otherwise the socket
+// carries no bytes.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -24,18 +24,19 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kControlSlots = 64;
-constexpr size_t kRestStride = 128;    // neighbouring lines are fetched in pairs
+constexpr size_t kRestStride = 128;    // adjacent cache lines are fetched in pairs
 constexpr size_t kVerdictOffset = 64;  // of a side's verdict word from its sleeping word
 constexpr size_t kLanesOffset = 2 * kRestStride;
 constexpr int kPumpsPerLook = 64;
 constexpr int64_t kLookIntervalUs = 1000;
 
-// The word of a rank that is not awake: for what it is to be woken.
+// The sleeping word of a rank that is not awake: what must wake it.
 constexpr uint32_t kForControl = 1;  // a frame of the control lane
 constexpr uint32_t kForData = 2;     // one of the data lane
 constexpr uint32_t kForRoom = 4;     // a released slot: a lane was full
 
-// The verdict word of a rank: who was first, itself or the peer. It changes once.
+// The verdict word of a rank: claimed by the rank itself or barred by the peer, whichever is first.
+// It changes once.
 constexpr uint32_t kUndecided = 0;
 constexpr uint32_t kBarred = 1;
 constexpr uint32_t kClaimed = 2;
@@ -53,7 +54,7 @@ class ShmLink : public LinkBase {
       : LinkBase(ends, config, "shm"),
         socket_(std::move(socket)),
         peer_doorbell_(std::move(peer_doorbell)) {}
-  // At once for the peer, whoever else may hold the socket.
+  // With shutdown, the peer sees the end at once, even if another process holds the socket too.
   ~ShmLink() override {
     ::shutdown(socket_.get(), SHUT_RDWR);
     out_[Index(Lane::kData)].Drop();
@@ -168,8 +169,8 @@ class ShmLink : public LinkBase {
     if (!Looks(wake_mode_) && Looks(mode)) woke_ = true;
     wake_mode_ = mode;
     if (mode != WakeMode::kExpecting && owes_ring_) PayRing();
-    // The peer looks at the word with every frame, and would have to fetch it anew. It takes the
-    // word away when it rings.
+    // The peer reads the word with every frame: storing the same value would make it fetch the
+    // cache line again. It clears the word when it rings.
     if (mode == WakeMode::kIdle && own_word_->load(std::memory_order_relaxed) == Word()) return;
     own_word_->store(Word(), std::memory_order_seq_cst);
   }
@@ -190,7 +191,7 @@ class ShmLink : public LinkBase {
   Word32* VerdictWord(size_t side) const {
     return reinterpret_cast<Word32*>(memory_.data() + side * kRestStride + kVerdictOffset);
   }
-  // Whether a verdict word is now `wanted`.
+  // Sets an undecided verdict word to `wanted`. Returns whether it is `wanted` now.
   static bool Settle(Word32* word, uint32_t wanted) {
     uint32_t found = kUndecided;
     return word->compare_exchange_strong(found, wanted) || found == wanted;
@@ -220,7 +221,8 @@ class ShmLink : public LinkBase {
   template <typename Again>
   bool HasRoom(Lane lane, Look look, Again again) {
     if (look == Look::kNotYet && lane == Lane::kControl && owes_ring_) PayRing();
-    // Who drives a rank that is idle, and leaves work behind, wakes another for it.
+    // A thread that drives an idle rank (runtime/progress.h) wakes the progress thread for
+    // unfinished work, so it need not be woken for room in the data lane.
     const bool matters = lane == Lane::kControl || wake_mode_ != WakeMode::kIdle;
     if (look == Look::kNotYet && !wants_room_ && matters) {
       wants_room_ = true;
@@ -241,18 +243,18 @@ class ShmLink : public LinkBase {
            (wants_room_ ? kForRoom : 0);
   }
 
-  // Rings once when the peer is to be woken for that.
+  // Rings once if the peer is to be woken for `reason`.
   void WakePeer(uint32_t reason) {
     const uint32_t word = peer_word_->load(std::memory_order_seq_cst);
     if ((word & reason) == 0) return;
-    // Not where the ring may be for a rank behind this peer, which relays.
+    // Not with a socket as doorbell: the frame may be for a rank behind this peer, which relays it.
     if (wake_mode_ == WakeMode::kExpecting && word == kForControl && !RingsSocket()) {
       owes_ring_ = true;
       return;
     }
     Ring();
   }
-  // Unless the peer has come by itself.
+  // Makes up for a ring that was put off, unless the peer has read the frame in the meantime.
   void PayRing() {
     owes_ring_ = false;
     const bool waits = (peer_word_->load(std::memory_order_seq_cst) & kForControl) != 0;
@@ -261,7 +263,7 @@ class ShmLink : public LinkBase {
   void Ring() {
     if (peer_word_->exchange(0, std::memory_order_seq_cst) == 0) return;
     if (RingsSocket()) {
-      // A full socket is one that rings already; of a broken one LookAtSocket tells.
+      // If the socket is full, it rings already; if it is broken, LookAtSocket reports it.
       (void)::send(socket_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     } else {
       RingDoorbell(peer_doorbell_.get());

@@ -19,14 +19,14 @@ SharedMemory::~SharedMemory() {
 Status SharedMemory::Map(int fd, bool writable) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return SystemError("size of the shared memory");
-  // Sealing fails when it is sealed already; what counts is that it is.
+  // Adding seals fails if the file is sealed already; only the resulting seals matter.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   (void)::fcntl(fd, F_ADD_SEALS, kSeals);
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
     return Status(Code::kInvalidArgument,
-                  "the shared memory of a link is no memory file, or one whose size its sender "
-                  "can still change (seals " +
+                  "the shared memory of a link is not a memfd, or its sender can still change "
+                  "its size (seals " +
                       std::to_string(seals) + ", expected " + std::to_string(kSeals) + ")");
   }
   const auto bytes = static_cast<size_t>(info.st_size);

@@ -1,6 +1,6 @@
-// ShmWindow: the memory from which the ranks of a host read what one of them sends. Every rank has
-// one; all its links put their payloads there, so that one that goes to several peers is written
-// once. Others map it for reading.
+// ShmWindow: the memory from which the other ranks of a host read the data that one rank sends.
+// Every rank has one; all its links put the payloads of their data lanes there, so that a payload
+// for several peers is written once. The other ranks map it for reading.
 #ifndef TFDIST_OPS_TRANSPORT_SHM_WINDOW_H_
 #define TFDIST_OPS_TRANSPORT_SHM_WINDOW_H_
 
@@ -35,7 +35,7 @@ class SharedMemory {
 
 class ShmWindow {
  public:
-  // The own window of a rank; does not keep `fd`.
+  // This rank's own window; does not keep `fd`.
   static StatusOr<std::shared_ptr<ShmWindow>> Make(int fd, const Config& config);
 
   const std::shared_ptr<SlotPool>& pool() const { return pool_; }
@@ -49,8 +49,8 @@ class ShmWindow {
   size_t last_ = 0;
 };
 
-// The payloads of a window that `memory` maps; an error when it has no whole number of slots, or
-// none.
+// The payloads of the window that `memory` maps; an error if its size is not a positive multiple
+// of WindowBytes().
 StatusOr<ShmPayloads> WindowPayloads(const SharedMemory& memory, const Config& config);
 
 }  // namespace tfdist

@@ -1,11 +1,11 @@
-// Frames of the data lane take turns, one stripe after the other; one that has no room is passed
-// over, so that a slow one carries what it can, but not for more than kMostAhead frames: what comes
-// behind a frame that stands still fills the receiver's memory. Each frame ends in its number, by
-// which the other end puts them back in order. Control frames all go over the first stripe.
+// Frames of the data lane go to the stripes in turn. A stripe without room is skipped, so that a
+// slow one carries what it can, but not for more than kMostAhead frames: frames that come after a
+// delayed one fill the receiver's memory. Each frame ends with its number, by which the other end
+// restores the order. Control frames all go over the first stripe.
 //
-// A peer that leaves closes its sockets one by one, and the end of one may overtake what another
-// still brings, which may be why it leaves. So the loss of a stripe is reported when all are lost,
-// or when no data have come for a moment.
+// A peer that leaves closes its sockets one by one, and the end of one may overtake frames on
+// another, which may tell why the peer leaves. So the loss of a stripe is reported when all are
+// lost, or when no data has come for kLastWordsUs.
 #include "transport/striped_link.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kLastWordsUs = 2000 * 1000;
 constexpr uint64_t kMostAhead = 512;
-constexpr int kStripeShift = 56;  // a token: the stripe, and the token that it gave
+constexpr int kStripeShift = 56;  // of a token: the stripe's index above, its own token below
 constexpr size_t kNumberBytes = kStripeTrailerBytes;
 
 class StripedLink : public Link {
@@ -91,7 +91,7 @@ class StripedLink : public Link {
       frame->token |= static_cast<uint64_t>(i) << kStripeShift;
       return true;
     }
-    // The numbers of a stripe ascend: what is missing comes no more.
+    // The numbers of a stripe ascend, so the missing frame can no longer come.
     if (waiting == stripes_.size()) NoteGarbage();
     return false;
   }
@@ -105,7 +105,7 @@ class StripedLink : public Link {
 
   Status Pump(bool* moved) override {
     if (!garbage_.ok()) return garbage_;
-    bool begins_again = received_ != received_before_;  // the patience with other stripes
+    bool begins_again = received_ != received_before_;  // the wait for other stripes
     received_before_ = received_;
     for (size_t i = 0; i < stripes_.size(); ++i) {
       if (lost_[i]) continue;
@@ -152,8 +152,9 @@ class StripedLink : public Link {
 
   const Link& first() const { return *stripes_[0]; }
 
-  // Calls `send` with each stripe, from the one whose turn it is, until one takes the frame:
-  // sending_. False: none did.
+  // Calls `send` with each stripe, from the one whose turn it is, until one takes the frame; that
+  // one is then sending_. If a stripe is kMostAhead frames behind, tries only that one. False: none
+  // did.
   template <typename Send>
   bool ForStripes(const Send& send) {
     const auto behind = std::min_element(taken_.begin(), taken_.end());
@@ -198,12 +199,12 @@ class StripedLink : public Link {
   uint64_t received_ = 0;  // and of the next one from the peer
   MutableByteSpan open_;
   std::vector<ByteSpan> pieces_;
-  std::vector<uint64_t> taken_;  // frames that all had sent when a stripe took its last one
+  std::vector<uint64_t> taken_;  // by stripe: sent_ after it took its last frame
   std::vector<Head> heads_;
   std::vector<bool> lost_;
   Status garbage_;
   Status error_;                  // the first loss
-  uint64_t received_before_ = 0;  // when it was looked at last
+  uint64_t received_before_ = 0;  // received_ at the last Pump
   int64_t patient_since_us_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// One link over several sockets, for networks that do not give one connection all of their rate.
+// One link over several sockets, for networks that limit the rate of a single connection.
 #ifndef TFDIST_OPS_TRANSPORT_STRIPED_LINK_H_
 #define TFDIST_OPS_TRANSPORT_STRIPED_LINK_H_
 
@@ -10,11 +10,11 @@
 
 namespace tfdist {
 
-// What a frame of the data lane is longer on its stripe.
+// Bytes by which a frame of the data lane is longer on its stripe (one of the sockets).
 constexpr size_t kStripeTrailerBytes = sizeof(uint64_t);
 
-// `stripes`: links to one peer, at least one, in the same order at both ends, whose data lanes take
-// kStripeTrailerBytes more than is sent over all.
+// `stripes`: at least one link, all to the same peer and in the same order at both ends. Their data
+// lanes take payloads that are kStripeTrailerBytes longer than those of the link returned.
 std::unique_ptr<Link> MakeStripedLink(std::vector<std::unique_ptr<Link>> stripes);
 
 }  // namespace tfdist

@@ -43,12 +43,12 @@ constexpr size_t kMostParts = 16;                 // frames, or pieces of one, i
 constexpr size_t kPumpBytes = size_t{4} << 20;    // at most this much of either way in one Pump
 constexpr size_t kDrainBytes = size_t{16} << 20;  // see ~TcpLink
 constexpr int kSocketBufferBytes = 4 << 20;
-// Data that the kernel has and has not sent: what a control frame waits for at most.
+// Most data that the kernel may hold unsent, because a control frame has to wait for it.
 constexpr int kMostUnsentBytes = 512 << 10;
 // How often a rank that is awake looks into an empty socket, which costs a system call. In the
 // middle of a frame the kernel wakes it when much of the rest has come (SO_RCVLOWAT).
 constexpr int64_t kLookUs = 5;
-// Longer than the engine's own patience, whose error says more.
+// In units of peer_timeout_s: longer than the engine waits, because its error says more.
 constexpr double kSilences = 5;
 constexpr int64_t kLookInFrameUs = 50;
 constexpr size_t kWorthWakingBytes = 64 << 10;
@@ -65,7 +65,7 @@ struct Arrived {
   const FrameHeader& header() const { return wire.frame; }
 };
 
-// Of one socket of several half as much: what the slowest has not sent is waited for at the end.
+// With several sockets, half as much for each: at the end, the slowest one is waited for.
 int MostUnsent(const Config& config, size_t sockets) {
   const int most = std::max<int>(kMostUnsentBytes, 4 * static_cast<int>(config.segment_bytes));
   return sockets > 1 ? most / 2 : most;
@@ -88,8 +88,8 @@ class TcpLink : public LinkBase {
         opener_(SendKey(key, !ends.initiator), config.tcp_mac == "all"),
         pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}
 
-  // Closing with unread bytes makes the kernel reset the connection and throw away what it has not
-  // sent yet, which may be the reason why this rank leaves. So what is there is read first.
+  // Closing a socket with unread bytes makes the kernel reset the connection and drop unsent bytes,
+  // which may tell the peer why this rank leaves. So the unread bytes are read first.
   ~TcpLink() override {
     ::shutdown(socket_.get(), SHUT_WR);
     for (size_t drained = 0; drained < kDrainBytes;) {
@@ -107,8 +107,8 @@ class TcpLink : public LinkBase {
     }
     (void)::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &most_unsent_,
                        sizeof(most_unsent_));
-    // Heartbeats go over one socket of several; of the others the kernel must tell, and keep them
-    // alive on the way while they are not used.
+    // Of several sockets, only one carries heartbeats. For the others, the kernel must detect the
+    // loss of the peer, and keep idle connections alive in network devices on the way.
     const int interval_s = std::max(silence_s_ / 4, 1);
     const int silence_ms = silence_s_ * 1000;
     for (const auto& [option, value] :
@@ -237,18 +237,18 @@ class TcpLink : public LinkBase {
     }
   }
 
-  // Whether `bytes` more leave a control frame its way out. A frame that is not begun is not
-  // copied.
+  // Whether the kernel can take `bytes` more without delaying a control frame too long. A frame
+  // that is refused here need not be copied.
   bool KernelHasRoom(size_t bytes) const {
     int unsent = 0;
     if (::ioctl(socket_.get(), SIOCOUTQNSD, &unsent) != 0 || unsent <= 0) return true;
     return static_cast<size_t>(unsent) + bytes <= static_cast<size_t>(most_unsent_);
   }
 
-  // How many bytes the kernel took; 0: none now, or the connection is broken. What is handed over
-  // ends a record (MSG_EOR), or the kernel keeps back its last packet, for more to come or what is
-  // on its way to be acknowledged (net.ipv4.tcp_autocorking): behind a line that shapes its
-  // traffic for the 40 ms after which the other end acknowledges a lone packet.
+  // How many bytes the kernel took; 0: none now, or the connection is broken. Each call ends a
+  // record (MSG_EOR). Otherwise the kernel would hold back the last packet until more data follows
+  // or earlier packets are acknowledged (net.ipv4.tcp_autocorking): on a line with traffic shaping,
+  // for the 40 ms after which the other end acknowledges a lone packet.
   size_t Send(iovec* parts, size_t count) {
     msghdr message{};
     message.msg_iov = parts;
@@ -403,8 +403,8 @@ class TcpLink : public LinkBase {
   size_t have_ = 0;  // of whose payload so much is there
   uint8_t staging_[kStagingBytes];
   size_t staged_ = 0;
-  bool awakened_ = true;      // since the last look
-  int64_t next_look_us_ = 0;  // without having slept
+  bool awakened_ = true;      // since the last look at the socket
+  int64_t next_look_us_ = 0;  // when to look again if it has not slept
   int low_water_ = 1;         // SO_RCVLOWAT
   bool read_ended_ = false;
   bool read_dry_ = false;  // the last Read saw an empty socket

@@ -32,7 +32,7 @@ struct LinkEnds {
   int window_fd = -1;          // shm: the peer's window, a memfd of WindowBytes()
   std::shared_ptr<class ShmWindow> window{};  // shm: this rank's own, the same for all its links
   std::vector<int> more_sockets{};            // tcp: further sockets to the peer, in the same order
-                                              // at both ends; `key` is then one after the other
+                                              // at both ends; `key` then has one key per socket
 };
 
 struct TransportEntry {
@@ -53,8 +53,9 @@ size_t ShmBytes(const struct Config& config);
 // Bytes of a rank's window for each of the other ranks of its host; a multiple of the page.
 size_t WindowBytes(const struct Config& config);
 
-// For tests and benchmarks: a window in the making, and how a pair of ends comes to use it in place
-// of the one of its own.
+// For tests and benchmarks: MakeWindowFile makes the memory of a window for `peers` peers.
+// UseWindow lets `own` send, and `other` read, through a window in place of the one that make_pair
+// has made.
 StatusOr<int> MakeWindowFile(const struct Config& config, int peers);
 Status UseWindow(int window_fd, const std::shared_ptr<class ShmWindow>& window, LinkEnds* own,
                  LinkEnds* other);

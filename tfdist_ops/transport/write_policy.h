@@ -1,12 +1,13 @@
 // WritePolicy: whether what a rank writes for another to read goes past the caches.
 //
-// Two processors that share a cache hand lines over in it. Two that do not fetch every line that
-// the other one has changed out of its cache, and take it away from there to write it again:
-// several times as slow as memory, into which streaming stores bring it. Which of the two a rank
-// and its peer are is not known (virtual machines do not tell) and changes when they are moved, so
-// both ways are timed on payloads that are sent anyway: writing here plus reading there.
+// If two processors share a cache, lines pass between them in it. If not, each has to fetch every
+// line that the other one has changed from the other's cache, and to invalidate it there to write
+// it again. This is several times slower than through memory, to which streaming stores write.
+// Whether a rank and its peer share a cache is not known (virtual machines do not tell) and changes
+// when they are moved, so both ways are timed on payloads that are sent anyway: writing here plus
+// reading there.
 //
-// Pure: no clock, no memory. The bytes that arrive are the same.
+// Pure: reads no clock and touches no payload. The bytes that arrive are the same either way.
 #ifndef TFDIST_OPS_TRANSPORT_WRITE_POLICY_H_
 #define TFDIST_OPS_TRANSPORT_WRITE_POLICY_H_
 
@@ -18,13 +19,13 @@
 
 namespace tfdist {
 
-// Of a payload that is timed, and that may go past the caches.
+// Smallest payload that is timed and may go past the caches.
 constexpr size_t kTimedBytes = size_t{16} << 10;
 
 class WritePolicy {
  public:
   WritePolicy() = default;
-  // "auto", or the one way: "cached", "nontemporal".
+  // "auto", or one fixed way: "cached" or "nontemporal".
   explicit WritePolicy(const std::string& wanted)
       : streams_(wanted == "nontemporal"), fixed_(wanted != "auto") {}
 
@@ -37,17 +38,18 @@ class WritePolicy {
       left_ -= size;
       if (left_ <= 0) BeginTrial();
     }
-    // At the end of a trial, until all its payloads are told, the usual way again.
+    // At the end of a trial, the usual way again until the costs of all its payloads are known.
     if (state_ != State::kTrying || left_ <= 0) return streams_;
     left_ -= size;
     ++untold_;
     return !streams_;
   }
 
-  // A payload of the peer has come. What one rank's way costs depends on the other's: of two that
-  // could both gain by streaming, who streams alone gains nothing. So this rank tries when the peer
-  // begins to, unless it has tried lately (or two that send in turns would answer each other for
-  // ever), and when the peer streams for good and this one does not.
+  // A payload of the peer has come. The cost of one rank's way depends on the other's: if both
+  // could gain by streaming, a rank that streams alone gains nothing. So this rank starts a trial
+  // when the peer changes to the way that this rank does not use, unless it has had a trial lately
+  // (otherwise two ranks that send in turn would react to each other forever), and when the peer
+  // keeps streaming and this rank does not.
   void Saw(bool streamed, size_t bytes) {
     if (bytes < kTimedBytes) return;
     const bool was_settled = peer_sent_ > kSettled;
@@ -59,8 +61,8 @@ class WritePolicy {
     if ((begins || settles) && streamed != streams_ && state_ == State::kUsual) left_ = 0;
   }
 
-  // What became of a payload. `phase`: of its step; different phases do different things while they
-  // read and write, so each is compared with itself. `ns`: writing and reading; 0: not known.
+  // Adds the cost of a payload. `phase`: of its step; different phases do different things while
+  // they read and write, so each is compared with itself. `ns`: writing and reading; 0: not known.
   void Add(bool streamed, uint16_t phase, size_t bytes, int64_t ns) {
     if (fixed_) return;
     const double cost = static_cast<double>(ns) / static_cast<double>(bytes);
@@ -93,24 +95,25 @@ class WritePolicy {
 
  private:
   static constexpr int kLook = 16;  // payloads between two looks
-  // Bytes. At first memory is in the caches as the other way left it, which makes the first
-  // payloads cheaper or dearer than all that follow: of a trial the last ones count, and after it
-  // none of a lap.
+  // In bytes. After a change of the way, the caches are still as the other way left them, which
+  // makes the first payloads cheaper or more expensive than those that follow. So only the last
+  // payloads of a trial count, and after a trial none of the first kLap bytes.
   static constexpr int64_t kTrial = int64_t{3} << 20;
   static constexpr int64_t kLap = int64_t{1} << 20;
-  static constexpr int64_t kSettled = int64_t{16} << 20;   // of a peer's way: more than a trial
+  // After so many bytes in one way, the peer has settled on it; more than a trial.
+  static constexpr int64_t kSettled = int64_t{16} << 20;
   static constexpr int64_t kShortest = int64_t{32} << 20;  // bytes between two trials
   static constexpr int64_t kLongest = int64_t{512} << 20;
-  // Of the cost of the way so far: what the other one may cost at most to be taken.
+  // The other way is chosen if it costs less than this multiple of the cost of the current way.
   static constexpr double kToStreamed = 0.9;
   static constexpr double kToCached = 1.05;
   static constexpr double kRise = 1.5;
   static constexpr int kRisen = 4;  // looks
 
-  // ns a byte of the last payloads.
+  // The costs of the last payloads, in ns per byte.
   class Costs {
    public:
-    // Phases so far apart are taken for one.
+    // Phases whose numbers are equal modulo kPhases are treated as one.
     static constexpr size_t kPhases = 4;
 
     void Add(uint16_t phase, double cost) {
@@ -140,7 +143,8 @@ class WritePolicy {
     int count_ = 0;
   };
 
-  // What one way, or time, typically costs and another at least, in all phases that both know.
+  // The typical costs of one way (or period) and the least costs of another, summed over all phases
+  // that both know.
   struct Sums {
     double typical = 0;
     double least = 0;
@@ -157,8 +161,8 @@ class WritePolicy {
     return sums;
   }
 
-  // A trial lies between two looks at the way so far, in which even the least must be worse: one
-  // alone might have been taken while others slowed the machine down.
+  // The current way is measured before and after a trial, and even its least costs must be worse
+  // both times: one measurement alone might be from a time when other processes slowed the machine.
   enum class State { kUsual, kTrying, kComparing };
 
   void BeginTrial() {

@@ -145,7 +145,8 @@ ffi::Error ReadBuckets(const ffi::RemainingArgs& args, const ffi::RemainingRets&
       const int32_t dtype = CoreType(input->element_type());
       if (dtype == 0 || (bucket.dtype != 0 && dtype != bucket.dtype) ||
           (*output)->element_type() != input->element_type()) {
-        return ffi::Error::InvalidArgument(bucket.name + ": its tensors differ in their type");
+        return ffi::Error::InvalidArgument(bucket.name +
+                                           ": expected tensors of one reducible type");
       }
       bucket.dtype = dtype;
       const ffi::AnyBuffer::Dimensions dims = input->dimensions();

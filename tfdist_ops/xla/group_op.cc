@@ -1,8 +1,8 @@
 // TfdistReduceGroup: reduces all gradients of a group, in a function that XLA compiles. Its kernel
 // emits one custom call for the whole group, however many buckets that has: XLA runs custom calls
-// one after another, in an order of its own, so two ranks must have no two to choose from.
+// one after another, in an order of its own, which with several calls could differ between ranks.
 //
-// TensorFlow's compiler headers cost minutes and gigabytes: nothing else belongs into this file.
+// TensorFlow's compiler headers cost minutes and gigabytes: nothing else belongs in this file.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -49,7 +49,8 @@ REGISTER_OP("TfdistReduceGroup")
       return absl::OkStatus();
     });
 
-// A string of the attribute dictionary, a language of its own: what could end it is hexadecimal.
+// A string of the attribute dictionary, which is MLIR text: any character that could end the string
+// becomes a hexadecimal escape.
 std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const unsigned char c : text) {
@@ -74,7 +75,7 @@ absl::Status ReadScale(tensorflow::OpKernelConstruction* ctx, absl::string_view 
   TF_RETURN_IF_ERROR(ctx->GetAttr(attribute, &text));
   double value = 0;
   if (!absl::SimpleAtod(text, &value) || !std::isfinite(value)) {
-    return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");
+    return absl::InvalidArgumentError("expected a finite number as scale, got \"" + text + "\"");
   }
   static_assert(sizeof(value) == sizeof(*bits));
   std::memcpy(bits, &value, sizeof(value));
@@ -130,7 +131,7 @@ class ReduceGroupOp : public tensorflow::XlaOpKernel {
   std::string attributes_;
 };
 
-// Only for the processor: nothing here has run on a GPU. Not REGISTER_XLA_OP, which adds to a list
+// Only for the CPU: nothing here has run on a GPU. Not REGISTER_XLA_OP, which adds to a list
 // that TensorFlow reads once, when it first compiles something, perhaps before this is loaded.
 REGISTER_KERNEL_BUILDER(Name("TfdistReduceGroup").Device(tensorflow::DEVICE_CPU_XLA_JIT),
                         ReduceGroupOp);

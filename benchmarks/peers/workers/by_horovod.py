@@ -1,4 +1,4 @@
-"""How Horovod does it."""
+"""Horovod for the workers that reduce or train in TensorFlow."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ LISTS = {"per tensor": _per_tensor, "grouped": _grouped}
 
 
 def begin(variables: list[Any]) -> None:
-    """Every rank has the variables of rank 0."""
+    """Gives every rank the variables of rank 0."""
     hvd.broadcast_variables(variables, root_rank=0)
 
 
 def gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> Any:
-    """Of the mean over the ranks."""
+    """The gradients, averaged over the ranks."""
     return hvd.DistributedGradientTape(tape).gradient(loss, variables)
 
 

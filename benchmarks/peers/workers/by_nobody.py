@@ -19,23 +19,23 @@ scope = contextlib.nullcontext
 
 
 def begin(variables: list[Any]) -> None:
-    """Nobody has to agree."""
+    """Does nothing: each rank keeps its own variables."""
     del variables
 
 
 def gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> Any:
-    """Of this rank alone."""
+    """The gradients of this rank alone."""
     return tape.gradient(loss, variables)
 
 
 def all_are(what: str, folder: str) -> bool:
-    """Whether every rank has said so; says it for this one."""
+    """Notes that this rank is `what`; returns whether all ranks are."""
     Path(folder, f"{what}{RANK}").touch()
     return all(Path(folder, f"{what}{rank}").exists() for rank in range(SIZE))
 
 
 def until_all_are(what: str, folder: str, meanwhile: Callable[[], object]) -> None:
-    """Repeats something until every rank has said so, at most DEADLINE_S."""
+    """Calls `meanwhile` until all ranks are `what`, for at most DEADLINE_S."""
     limit_s = time.monotonic() + DEADLINE_S
     while not all_are(what, folder):
         if time.monotonic() > limit_s:
@@ -44,4 +44,4 @@ def until_all_are(what: str, folder: str, meanwhile: Callable[[], object]) -> No
 
 
 def end() -> None:
-    """Nothing is open."""
+    """Does nothing: there is nothing to close."""

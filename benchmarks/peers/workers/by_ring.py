@@ -1,4 +1,4 @@
-"""How TensorFlow does it: MultiWorkerMirroredStrategy and its ring."""
+"""TensorFlow's MultiWorkerMirroredStrategy and its ring, for the workers."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ LISTS = {"25 MiB packs": _packs}
 
 
 def begin(variables: list[Any]) -> None:
-    """The strategy has made them equal."""
+    """Does nothing: the strategy has made the variables equal."""
     del variables
 
 
 def gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> Any:
-    """Of the mean over the ranks."""
+    """The gradients, averaged over the ranks."""
     own = tape.gradient(loss, variables)
     return _all_reduce(own, tf.distribute.ReduceOp.MEAN, PACKED)
 
 
 def end() -> None:
-    """Leaves without the strategy's own end, which waits for ranks that are gone."""
+    """Exits without the strategy's shutdown, which waits for ranks that have ended."""
     time.sleep(2)
     os._exit(0)

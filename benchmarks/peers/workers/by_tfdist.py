@@ -1,4 +1,4 @@
-"""How tfdist does it; what `by_` modules have is in benchmarks/peers/README.md."""
+"""tfdist for the workers; benchmarks/peers/README.md describes `by_` modules."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ LISTS = {"buckets": _buckets, "grouped": _grouped}
 
 
 def begin(variables: list[Any]) -> None:
-    """Every rank has the variables of rank 0."""
+    """Gives every rank the variables of rank 0."""
     tfdist.broadcast_variables(variables)
 
 
 def gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> Any:
-    """Of the mean over the ranks."""
+    """The gradients, averaged over the ranks."""
     return tfdist.DistributedGradientTape(tape).gradient(loss, variables)
 
 
@@ -74,14 +74,14 @@ def in_fit(optimizer: Any) -> tuple[Any, list[Any]]:
 
 
 class Watch:
-    """What communication costs a step: its processor time, and the waiting for it."""
+    """Measures what communication costs a step: processor time and exposed time."""
 
     def __init__(self) -> None:
         native.take_records()
         self._begin_s = self._cpu_s()
 
     def facts(self, steps: int) -> dict[str, float]:
-        """Means of so many steps."""
+        """Means over `steps` steps."""
         exposed_s = 1e-6 * exposed_communication.exposed_us(native.take_records())
         cpu_s = self._cpu_s() - self._begin_s
         return {
@@ -90,7 +90,7 @@ class Watch:
         }
 
     def _cpu_s(self) -> float:
-        """Of the core's threads, to the nanosecond."""
+        """Processor seconds of the core's threads, to the nanosecond."""
         total_ns = 0
         for thread in Path("/proc/self/task").iterdir():
             if (thread / "comm").read_text().startswith("tfdist-"):

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 PERIOD = 17
-# Where TensorFlow's and PyTorch's tensors begin. Large arrays of NumPy begin 16 bytes
-# after a page; what is written there holds up reading at the beginning of another page,
-# since a processor compares the last 12 bits of addresses first.
+# TensorFlow's and PyTorch's tensors begin at multiples of this. Large NumPy arrays
+# begin 16 bytes after the start of a page. Writing there delays reads at the start of
+# another page, because a processor first compares only the last 12 bits of addresses.
 ALIGNMENT = 64
 
 
 def zeros(elements: int) -> np.ndarray:
-    """Float32 of memory that begins as that of tensors does."""
+    """Float32 zeros, aligned like the memory of tensors."""
     memory = np.zeros(4 * elements + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + 4 * elements].view(np.float32)
 
 
 def brought(elements: int, rank: int, shift: int = 0) -> np.ndarray:
-    """What `rank` brings: small integers that differ by place and by rank."""
+    """The input of `rank`: small integers that differ by position and by rank."""
     places = np.arange(shift, shift + elements, dtype=np.int64)
     found = zeros(elements)
     found[:] = places % PERIOD + rank
@@ -27,7 +27,7 @@ def brought(elements: int, rank: int, shift: int = 0) -> np.ndarray:
 
 
 def total(elements: int, size: int, shift: int = 0) -> np.ndarray:
-    """The sum of what all ranks bring."""
+    """The sum of the inputs of all ranks."""
     places = np.arange(shift, shift + elements, dtype=np.int64)
     return (size * (places % PERIOD) + size * (size - 1) // 2).astype(np.float32)
 

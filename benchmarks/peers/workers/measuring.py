@@ -1,13 +1,13 @@
-"""What every worker does alike. Runs in the peers' environments: standard library only.
+"""Shared code of the workers: standard library only, for the peers' environments.
 
 A worker is started once for each rank with the path of a task, a JSON file:
 
     task        what is measured: "sizes", "gradients" or "training"
-    cap_s       seconds for one case, repetitions at most within them
+    cap_s       seconds for one case, which limit the number of repetitions
     folder      where rank R leaves rankR.json: {"seconds": {case: [...]}, ...}
 
-A case is "series/what". The seconds of a case are one rank's; the slowest rank of each
-repetition counts, which the reader sees to.
+A case is "series/what", for example "allreduce/1024". A rank writes its own seconds;
+`merged` in ../trial.py combines those of all ranks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# At 1 KiB this is a quarter of a second in TensorFlow and a tenth of one in C: dozens
-# of the 4 ms for which a scheduler leaves things as they are. Fewer would show one
-# placement of the threads.
+# At 1 KiB, the most repetitions take a quarter of a second in TensorFlow and a tenth of
+# a second in C: dozens of scheduler ticks of 4 ms. Fewer would show a single placement
+# of the threads.
 LEAST, MOST, MOST_IN_C = 4, 1000, 100_000
 BLOCKS = 5
 LONG_S = 0.2  # one warm-up is enough for what takes so long
@@ -33,7 +33,7 @@ Agree = Callable[[float], float]
 
 
 def task() -> dict[str, Any]:
-    """What this worker is asked for."""
+    """The task of this worker."""
     return dict(json.loads(Path(sys.argv[1]).read_text()))
 
 
@@ -52,7 +52,7 @@ def repeated(operation: Callable[[], object]) -> Repeat:
 
 
 def _count(repeat: Repeat, agree: Agree, cap_s: float, most: int) -> int:
-    """Warms up; how many repetitions `cap_s` has room for, the same on every rank."""
+    """Warms up; returns how many repetitions fit in `cap_s`, equal on all ranks."""
     for _ in range(3):
         mean_s = agree(repeat(1)[0])
         if mean_s > LONG_S:
@@ -74,7 +74,7 @@ def measure(
 def in_turns(
     repeats: dict[str, Repeat], agree: Agree, cap_s: float
 ) -> dict[str, list[float]]:
-    """Measures operations whose differences matter: all of them in each of BLOCKS."""
+    """Measures operations to be compared: some repetitions of each in every block."""
     counts = {
         name: _count(repeat, agree, cap_s, MOST) for name, repeat in repeats.items()
     }

@@ -8,18 +8,18 @@ import struct
 import time
 from pathlib import Path
 
-LINE_BYTES = 64  # no rank writes to the line of another
+LINE_BYTES = 64  # each rank writes to a cache line of its own
 DEADLINE_S = 120.0
 
 
 class Meeting:
-    """How often each rank has come, in a file that all of them map.
+    """A barrier: each rank counts its calls in a file that all of them map.
 
     Args:
-        path: of the file; another one for each meeting.
-        rank: of this process.
-        size: how many there are.
-        deadline_s: how long the others are waited for.
+        path: path of the file; a different one for each meeting.
+        rank: rank of this process.
+        size: number of ranks.
+        deadline_s: how long to wait for the others.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Meeting:
         return int(struct.unpack_from("<q", self._times, rank * LINE_BYTES)[0])
 
     def wait(self) -> None:
-        """Until all ranks have come as often as this one.
+        """Waits until all ranks have called this as often as this one.
 
         Raises:
-            TimeoutError: one of them did not within the deadline.
+            TimeoutError: a rank did not call it within the deadline.
         """
         self._count += 1
         struct.pack_into("<q", self._times, self._rank * LINE_BYTES, self._count)

@@ -1,4 +1,4 @@
-"""One rank of tfdist's core without TensorFlow: private memory, one thread, from C."""
+"""One rank of tfdist's core without TensorFlow: one thread, timed from C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def function_of(name: str) -> ctypes.c_void_p:
 
 
 class Group:
-    """A registered group of gradients: from its second step on nothing is agreed.
+    """A registered group of gradients, which needs no negotiation after its first step.
 
     Args:
         name: of the group.
@@ -81,7 +81,7 @@ class Group:
         return tensors
 
     def repeat(self, loops: str) -> measuring.Repeat:
-        """All buckets handed over, then awaited, timed in C."""
+        """Submits all buckets, then waits for them, timed from C."""
         return looped(
             loops,
             "time_core",

@@ -41,19 +41,19 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def one_by_one(tensors: list[torch.Tensor]) -> None:
-    """Each awaited before the next."""
+    """Reduces the tensors, each after the one before is done."""
     for tensor in tensors:
         dist.all_reduce(tensor)
 
 
 def asynchronous(tensors: list[torch.Tensor]) -> None:
-    """All handed over, then awaited."""
+    """Starts all reductions, then waits for them."""
     for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
         work.wait()
 
 
 def buckets(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    """As DistributedDataParallel: copied into 25 MiB, reduced, copied back."""
+    """Copies into buckets of 25 MiB, like DistributedDataParallel, and back."""
     cut: list[list[torch.Tensor]] = [[]]
     for tensor in reversed(tensors):
         if sum(one.nbytes for one in cut[-1]) >= BUCKET_BYTES:

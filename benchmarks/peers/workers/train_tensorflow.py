@@ -22,7 +22,7 @@ CLASSES = 10
 
 
 def cnn() -> Any:
-    """378 thousand parameters, much to compute with them."""
+    """A CNN with 378 thousand parameters: much to compute, little to reduce."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -40,7 +40,7 @@ def cnn() -> Any:
 
 
 def mlp() -> Any:
-    """20 million parameters, little to compute with them."""
+    """An MLP with 20 million parameters: little to compute, much to reduce."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -56,7 +56,7 @@ MODELS = {"cnn": cnn, "mlp": mlp}
 
 
 def data(model: Any, batch: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """One batch, another one on each rank."""
+    """One batch, different on each rank."""
     random = np.random.default_rng(rank)
     x = random.random((batch, *model.inputs[0].shape[1:]), np.float32)
     return x, random.integers(CLASSES, size=batch)
@@ -117,7 +117,7 @@ def seconds_of_fit(
 
 
 def _watch(by: Any) -> Any:
-    """What counts the cost of communication, where a library has it."""
+    """Begins to measure the cost of communication, if the library supports it."""
     return by.Watch() if hasattr(by, "Watch") else None
 
 
@@ -142,7 +142,7 @@ def in_step(step: Callable[[], object], meeting: Meeting) -> Callable[[], object
 def seconds_of_loop(
     step: Callable[[], object], by: Any, task: dict[str, Any], name: str
 ) -> tuple[list[float], dict[str, float]]:
-    """Steps one after the other."""
+    """Steps of a loop of its own, one after the other."""
     measuring.repeated(step)(task["warm"])
     _meet_while(by, f"{name} ready ", task["folder"], step)
     watch = _watch(by)
@@ -152,13 +152,13 @@ def seconds_of_loop(
         measured = in_step(step, Meeting(path, by.RANK, by.SIZE))
     seconds = measuring.repeated(measured)(task["steps"])
     facts = watch.facts(task["steps"]) if watch else {}
-    # The others measure beside a rank that is at work.
+    # Keeps the machine busy while other ranks still measure.
     _meet_while(by, f"{name} done ", task["folder"], step)
     return seconds, facts
 
 
 def fingerprint(model: Any) -> str:
-    """The same for the same bits."""
+    """Hash of the bits of the model's variables."""
     digest = hashlib.sha256()
     for variable in model.trainable_variables:
         digest.update(np.ascontiguousarray(variable.numpy()).tobytes())

@@ -15,7 +15,7 @@ CLASSES = 10
 
 
 def cnn() -> nn.Module:
-    """That of train_tensorflow."""
+    """The CNN of train_tensorflow."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
@@ -25,7 +25,7 @@ def cnn() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """That of train_tensorflow."""
+    """The MLP of train_tensorflow."""
     return nn.Sequential(
         *(nn.Linear(784, 4096), nn.ReLU()),
         *(nn.Linear(4096, 4096), nn.ReLU()),
