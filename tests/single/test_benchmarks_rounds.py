@@ -90,7 +90,7 @@ def test_a_run_goes_on_where_it_stopped(made, tmp_path, capsys):
     other = rounds.Plan({**TASK, "cap_s": 0.1}, [peer], 30.0)
     rounds.run(other, [1], 1, out)
     assert len(tally.read_text()) == 7
-    assert "round 0, 2 ranks: known" in capsys.readouterr().out
+    assert "round 0, 2 ranks: already in the file" in capsys.readouterr().out
 
 
 def test_other_code_is_measured_anew(made, monkeypatch):
