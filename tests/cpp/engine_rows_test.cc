@@ -88,7 +88,7 @@ TEST(a_mistake_of_one_rank_is_an_error_on_every_rank_and_the_world_goes_on) {
       {CollectiveKind::kAlltoall, {1, 1, 1}, 6, 0, "rank 1: splits [1,1,1] sum to 3"},
       {CollectiveKind::kAlltoall, {}, 5, 0, "rank 1: its tensor has 5 rows"},
       {CollectiveKind::kAlltoall, {8, -1, -1}, 6, 0, "rank 1: splits [8,-1,-1]"},
-      {CollectiveKind::kReduceScatter, {6, 0}, 6, 0, "rank 1: splits [6,0] are 2"},
+      {CollectiveKind::kReduceScatter, {6, 0}, 6, 0, "rank 1: splits [6,0] have length 2"},
       {CollectiveKind::kReduceScatter, {6, 0, 0}, 6, 0, "rank 1: [6,0,0]"},
       {CollectiveKind::kScatter, {7, 0, 0}, 6, 1, "rank 1: splits [7,0,0]"},
       {CollectiveKind::kGather, {}, 6, 3, "root must be in [0, 3), got 3"},

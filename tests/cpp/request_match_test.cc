@@ -198,8 +198,8 @@ TEST(splits_that_do_not_fit_to_the_tensor_name_the_rank_and_the_numbers) {
       {{7, -1, 0}, "splits [7,-1,0] sum to more"},
       {{6, -1, 1}, "splits [6,-1,1] have a negative number"},
       {{INT64_MAX, INT64_MAX, 8}, "sum to more than its rows"},
-      {{3, 3}, "splits [3,3] are 2, expected 3, one for each rank"},
-      {{2, 2, 2, 0}, "are 4, expected 3"},
+      {{3, 3}, "splits [3,3] have length 2, expected 3, one for each rank"},
+      {{2, 2, 2, 0}, "have length 4, expected 3"},
   };
   for (CollectiveKind kind :
        {CollectiveKind::kReduceScatter, CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {

@@ -198,7 +198,7 @@ def test_the_input_keeps_its_value():
         (
             lambda x: tfdist.scatter(x, 0, [1, 1]),
             tf.errors.InvalidArgumentError,
-            r"splits \[1,1\] are 2, expected 1",
+            r"splits \[1,1\] have length 2, expected 1",
         ),
         (lambda x: tfdist.send(x, -1), ValueError, "dst"),
         (
