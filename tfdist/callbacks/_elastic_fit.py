@@ -269,10 +269,7 @@ class ElasticFit(keras.callbacks.Callback):
         return self._iterator or iterator
 
     def _progress(self) -> tuple[int, int]:
-        """Returns the number of completed calls, and a limit for `Generations`.
-
-        The limit equals the first number if no more calls follow, else it is larger.
-        """
+        """Returns the completed calls, and a number that is larger if more follow."""
         calls, samples = self._state.position
         is_last = self._epoch + 1 >= int(self.params["epochs"])
         if self.model.stop_training or (is_last and samples >= self._source.total):
@@ -471,10 +468,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._announce_steps(self._place)
 
     def _notify_callbacks(self) -> None:
-        """Tells the callbacks that the ranks have changed.
-
-        Call it when the callbacks already have their state.
-        """
+        """Tells callbacks that already have their state that the ranks have changed."""
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:

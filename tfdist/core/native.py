@@ -144,12 +144,10 @@ def start(
         host: host name of this rank, for messages.
         generation: generation number of the world.
         own_doorbell_fd: eventfd with which the other ranks of this host wake this rank.
-        links: links to all other ranks; in a job of more than TFDIST_MESH_RANKS ranks,
-            to `overlay.neighbours` only.
+        links: links to all other ranks, or to `overlay.neighbours` (TFDIST_MESH_RANKS).
         hosts: host names of all ranks, for messages; default: host names in `links`.
         pids: process ids of all ranks, for messages; default: those in `links`.
-        wanted_fd: eventfd that the core signals when `take_link_requests` has ranks to
-            return.
+        wanted_fd: eventfd that is signaled when `take_link_requests` has new ranks.
         own_window_fd: memory file from which the other ranks of this host read.
         tuning: rules of the tuning file, equal on all ranks.
         tuning_hash: hash of the tuning file, for `counters`.
@@ -271,8 +269,7 @@ def hide_failures(on: bool) -> None:
 def take_hidden() -> int:
     """Returns how many allreduces have hidden a failure since the last call.
 
-    An allreduce is counted before it returns. The count covers all worlds of this
-    process.
+    An allreduce is counted before it returns. Counts cover all worlds of the process.
     """
     return int(library().tfdist_take_hidden())
 
@@ -433,8 +430,7 @@ def report_blocked(moves: int, how: int, place: str) -> None:
     Args:
         moves: number of moves, from `still`, before the stacks were inspected.
         how: 0: blocked in eager calls; 1: in a `tf.function` that may still submit
-            other operations; 2: in a `tf.function`, for so long that it is not expected
-            to submit any more.
+            other operations; 2: in a `tf.function`, for so long that it submits none.
         place: description of the call in which the program is blocked.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
