@@ -26,10 +26,12 @@ BUILD = ROOT / "build" / "tests"
 # As in setup.py: what `make test` has built, and what the C++ tests are linked to.
 BUILT = ROOT / "build" / f"native-{sysconfig.get_platform()}-{sys.version_info[1]}"
 LOG = ROOT / "build" / "tests.log"
+# In the order in which they run: first those beside which the C++ tests may be compiled,
+# and last those with the shortest tests, so that all workers are busy until the end.
 STAGES = {
-    "one process": ("tests/single", "tests/fuzz"),
     "several ranks": ("tests/parallel",),
     "failures and integration": ("tests/faults", "tests/integration"),
+    "one process": ("tests/single", "tests/fuzz"),
     "GPU": ("tests/gpu",),
 }
 CPP_TIMEOUT_S = 1800
@@ -151,8 +153,7 @@ def main() -> int:
     os.chdir(ROOT)
     cpp = Cpp(slow)
     cpp.start()
-    # The files with the longest tests first: then all workers are busy until the end.
-    folders = [folder for stage in reversed(STAGES.values()) for folder in stage]
+    folders = [folder for stage in STAGES.values() for folder in stage]
     code = pytest.main(
         [
             *(folder for folder in folders if (ROOT / folder).is_dir()),

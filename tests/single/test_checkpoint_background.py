@@ -309,4 +309,6 @@ def test_the_checkpoint_program_finds_a_wrong_bit(tmp_path):
     values = np.array(kernel)
     values[0, 0] = np.nextafter(values[0, 0], np.float32(9))
     kernel.assign(values)
-    assert "does not have the values of step 3" in checkpoint_program.wrong_with(model, 3)
+    assert "does not have the values of step 3" in checkpoint_program.wrong_with(
+        model, 3
+    )

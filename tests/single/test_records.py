@@ -302,7 +302,7 @@ def test_an_index_that_does_not_fit_is_refused():
     tensors = Records.from_tfrecords(names)._tensors
     for name, value in [("first", [0, 1]), ("first", []), ("lengths", [1])]:
         wrong = {**tensors, name: tf.constant(value, tf.int64)}
-        with pytest.raises(tf.errors.InvalidArgumentError, match="are no index"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="to be an index of"):
             ops().tfdist_read_records(
                 **wrong, positions=[0], whole_files=False, keep_open=0
             )
