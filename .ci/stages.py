@@ -26,8 +26,8 @@ BUILD = ROOT / "build" / "tests"
 # As in setup.py: what `make test` has built, and what the C++ tests are linked to.
 BUILT = ROOT / "build" / f"native-{sysconfig.get_platform()}-{sys.version_info[1]}"
 LOG = ROOT / "build" / "tests.log"
-# In the order in which they run: first those beside which the C++ tests may be compiled,
-# and last those with the shortest tests, so that all workers are busy until the end.
+# In the order in which they run. The C++ tests are compiled beside the first stage: its
+# tests depend least on timing. The shortest tests come last: no worker then waits long.
 STAGES = {
     "several ranks": ("tests/parallel",),
     "failures and integration": ("tests/faults", "tests/integration"),
