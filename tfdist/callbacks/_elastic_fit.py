@@ -468,7 +468,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._announce_steps(self._place)
 
     def _notify_callbacks(self) -> None:
-        """Tells callbacks that already have their state that the ranks have changed."""
+        """Tells the callbacks that the ranks changed; they already have their state."""
         was_first, is_first = self._last_rank == 0, runtime.rank() == 0
         self._last_rank = runtime.rank()
         for callback in self._list.callbacks:

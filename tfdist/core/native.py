@@ -144,7 +144,7 @@ def start(
         host: host name of this rank, for messages.
         generation: generation number of the world.
         own_doorbell_fd: eventfd with which the other ranks of this host wake this rank.
-        links: links to all other ranks, or to `overlay.neighbours` (TFDIST_MESH_RANKS).
+        links: to all other ranks, or, above TFDIST_MESH_RANKS, to `overlay.neighbours`.
         hosts: host names of all ranks, for messages; default: host names in `links`.
         pids: process ids of all ranks, for messages; default: those in `links`.
         wanted_fd: eventfd that is signaled when `take_link_requests` has new ranks.
@@ -429,8 +429,8 @@ def report_blocked(moves: int, how: int, place: str) -> None:
 
     Args:
         moves: number of moves, from `still`, before the stacks were inspected.
-        how: 0: blocked in eager calls; 1: in a `tf.function` that may still submit
-            other operations; 2: in a `tf.function`, for so long that it submits none.
+        how: 0: blocked in eager calls; 1: in a `tf.function` that may still submit more
+            operations; 2: in either, and no thread is expected to submit more.
         place: description of the call in which the program is blocked.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))

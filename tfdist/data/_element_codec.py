@@ -158,9 +158,9 @@ def _memory(array: np.ndarray) -> memoryview:
 
 
 def charge(description: dict[str, Any]) -> int:
-    """Returns the number of bytes that a block takes up in the receiver's buffer.
+    """Returns the bytes of the window (`_scatter_stream.send_all`) that a block uses.
 
-    This is the size of the block, plus 64 bytes for each element.
+    This is the size of the block without padding, plus 64 bytes for each element.
     """
     return sum(description["bytes"]) + 64 * int(description["elements"])
 

@@ -78,10 +78,10 @@ def reduce_gradients(
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
         InsideXlaError: XLA compiles the graph, but cannot compile this reduction
             (`xla.reduced_by_xla`).
-        ValueError: the lists differ in length, a variable has no static shape, a buffer
-            is used with `TFDIST_ATOMIC_STEPS=1`, or a weight is given although `op` is
-            not AVERAGE, `scale_local_gradients` is False, or the variables belong to a
-            model with synchronized batch normalization.
+        ValueError: the lists differ in length, a variable has no static shape, or a
+            buffer is used with `TFDIST_ATOMIC_STEPS=1`. If a weight is given, also: it
+            is not a scalar, `op` is not AVERAGE, `scale_local_gradients` is False, or
+            the variables belong to a model with synchronized batch normalization.
         NotImplementedError: a variable is overwritten by its gradient (float8).
     """
     runtime.check_initialized()

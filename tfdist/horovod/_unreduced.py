@@ -139,8 +139,10 @@ def check_reduced(
         `tf.errors.FailedPreconditionError` when the traced step runs.
 
     Raises:
-        RuntimeError: there is more than one rank, and the gradients were not reduced
-            (except in the optimizer's first step), or `hvd.init()` was not called.
+        RuntimeError: there is more than one rank, and either `hvd.init()` was not
+            called, or the gradients were not reduced. (In eager mode, and in a
+            `tf.function` outside XLA, the first step of a Keras optimizer only causes
+            a warning.)
         tfdist.MismatchError: in eager mode, the ranks' weights have drifted apart.
         NotImplementedError: XLA compiles the step, and the gradients' origin is
             unknown.

@@ -1,6 +1,6 @@
 """Gives newcomers that are not needed yet a smaller share of the CPUs.
 
-Spares that start would slow the ranks down, above all while they import TensorFlow.
+The start of spares, above all their import of TensorFlow, would slow the ranks down.
 Linux divides the CPUs between sessions (`setsid`) if its *autogroups* are enabled: see
 sched(7), "The autogroup feature". A session with a larger nice value gets a smaller
 share, and gives way to the others at once. Unlike the nice value of a process, that of

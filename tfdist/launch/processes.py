@@ -307,7 +307,7 @@ def kill_all(
             objects.
 
     Returns:
-        Processes that still exist after 3 s, since they are blocked in the kernel.
+        Processes that still exist after 3 s, for example blocked in the kernel.
     """
     own = {*excluded_pids, *waited_pids}
     deadline = time.monotonic() + _KILL_LIMIT_S

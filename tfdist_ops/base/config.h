@@ -49,9 +49,9 @@ StatusOr<Config> ConfigFromEnvironment();
 
 // The table as JSON, for Python and the docs: [{"name", "type", "default", "value", "unit",
 // "minimum", "maximum", "multiple_of", "choices", "agreed", "scope", "help"}, ...]; "value" is the
-// value in use (the default if the environment has an invalid one), "agreed" whether it must be
-// the same on all ranks, "scope" who reads it: "core", or "python", whose values are strings or
-// null.
+// value in use (if the environment has an invalid one: in scope "core" the default, in scope
+// "python" that one), "agreed" whether it must be the same on all ranks, "scope" who reads it:
+// "core", or "python", whose values are strings or null.
 std::string ConfigTableJson();
 
 }  // namespace tfdist

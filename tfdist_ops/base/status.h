@@ -21,7 +21,7 @@ enum class Code : int32_t {
   kDeadlineExceeded = 4,    // a live peer did not come within the deadline
   kFailedPrecondition = 9,  // the ranks do not agree (shape, type, operation, root, ...)
   kAborted = 10,            // a peer was lost or failed, or the engine was shut down
-  kInternal = 13,           // a bug in tfdist, or a system call that failed
+  kInternal = 13,           // a bug in tfdist, lack of memory, or a failed system or CUDA call
 };
 
 // The machine-readable half of an error; empty fields are left out of the JSON.

@@ -12,7 +12,7 @@
 // send to the same one at first.
 //
 // The sum is x[0] op x[1] op ... for every slice; half types are accumulated in float32 and rounded
-// once. So it is the algorithm for half types, and the one inside a host, where the owner reads
+// once. It is the algorithm for half types, and the one inside a host, where the owner reads
 // inputs in place.
 //
 // In place (input == output): a rank reads its input of slice p in the send to p, and its input of

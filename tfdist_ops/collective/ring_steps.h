@@ -37,7 +37,7 @@ std::vector<int32_t> AddRingReduceScatter(Schedule* schedule, const Ring& ring,
 
 // All-gather of what position p has of slices[p + 1] in its output: in hop h it sends
 // slices[p + 1 - h] and receives slices[p - h]. `last`: by place in Ring::slices, what must have
-// touched the slice before it is sent or overwritten; on return, what touches it last.
+// touched the slice before it is sent or overwritten; on return, what writes it to the output.
 void AddRingAllgather(Schedule* schedule, const Ring& ring, uint16_t phase,
                       std::vector<After>* last);
 

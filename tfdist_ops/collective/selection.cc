@@ -56,7 +56,7 @@ const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& arg
   if (AllLocal(args) && !args.sparse) return bytes <= kOneShotBytes ? "one_shot" : "pairwise";
   const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
   if (SeveralOnEach(hosts)) return CrossesOnce(bytes, hosts) ? "butterfly" : "two_level";
-  // Other algorithms send partial results, which are float32 for half types; pairwise sends inputs.
+  // Those of BetweenHosts send partial results, float32 for half types; pairwise sends inputs.
   if (!args.sparse && IsHalf(dtype)) return "pairwise";
   return BetweenHosts(bytes, args);
 }

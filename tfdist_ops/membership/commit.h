@@ -39,7 +39,8 @@
 
 namespace tfdist {
 
-// The last step of a group that is applied; later ones are discarded.
+// A step of a group: the last one released on a rank (Freeze), the last one that is applied
+// (commits of a verdict), or one to release (TakeReleased).
 struct CommitPoint {
   uint64_t group = 0;
   int64_t step = 0;

@@ -213,7 +213,7 @@ void FailureConsensus::Merge(int from, const ConsensusMessage& message) {
       const auto own = std::find_if(message.evidence.begin(), message.evidence.end(),
                                     [this](const Evidence& item) { return item.rank == rank_; });
       End(Outcome::kEvicted,
-          "rank " + std::to_string(from) + " reported its failure: " + own->cause);
+          "it was reported as failed by rank " + std::to_string(from) + ": " + own->cause);
     } else if (Learn({from, false, "it is in touch with less than half of the ranks"})) {
       Changed();
     }

@@ -113,9 +113,9 @@ class FailureConsensus {
   Outcome outcome() const { return outcome_; }
   // With kDecided.
   const Verdict& verdict() const { return *decided_; }
-  // With the other outcomes: why this rank is out, and the failures that it has seen, in the order
-  // in which it learned of them.
+  // With the other outcomes: why this rank is out.
   const std::string& own_cause() const { return own_cause_; }
+  // At any time: the failures that this rank knows of, in the order in which it learned of them.
   std::vector<Evidence> Seen() const;
 
  private:

@@ -264,9 +264,10 @@ TFDIST_EXPORT int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_
 TFDIST_EXPORT int64_t tfdist_still_us(uint64_t* moves);
 /* All threads of the program that call collectives are inside such a call, at `place` (in the
  * user's words), and were when tfdist_still_us gave `moves`. `how`: 0: in calls that last until
- * their operation ends; 1: in functions that may still submit other operations; 2: in such
- * functions for so long that nothing more is expected. If none of the ranks that report this can go
- * on, all of them end with FAILED_PRECONDITION. No effect when something has moved since. */
+ * their operation ends; 1: in functions that may still submit other operations; 2: in either, for
+ * so long that no thread is expected to submit more. If ranks that report this wait for each other
+ * so that none of them can go on, all of them end with FAILED_PRECONDITION. No effect when
+ * something has moved since. */
 TFDIST_EXPORT void tfdist_report_blocked(uint64_t moves, int32_t how, const char* place);
 
 /* ---- observation ---- */

@@ -11,7 +11,8 @@
 // thread lets go of it while it sleeps, and goes to sleep while another thread helps. The helper
 // marks the rank as idle (WakeMode::kIdle), which it stays when the helper has gone, and rings the
 // doorbell if work is left. While operations of the rank wait for agreement, the helper marks the
-// rank as awake and rings no idle peer (WakeMode::kExpecting), until it leaves.
+// rank as awake until it leaves, and for at most kExpectUs rings no idle peer
+// (WakeMode::kExpecting).
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -41,7 +42,7 @@ class Progress {
   bool Submit(std::unique_ptr<Request> request);
   // Submits `*request` and drives the engine on the calling thread until `done` sets `ended`, until
   // nothing has moved for `patience_us`, or for `most_us` in all, since what moves may be other
-  // operations that come before this one. While another thread drives, hands the request to that
+  // operations that come before this one. While another thread helps, hands the request to that
   // thread and returns. False: stopped, it was not submitted. Any thread that may wait a little.
   bool DriveOnCaller(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
                      int64_t patience_us, int64_t most_us);

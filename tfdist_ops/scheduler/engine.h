@@ -3,8 +3,8 @@
 //
 // Not thread-safe and never blocking: Poll() does what can be done now and returns. The progress
 // thread (runtime/progress.cc) or a test calls it; time comes in as an argument. Callbacks of
-// requests go to the CompletionSink, except for `agreed` and the `done` of a `direct` request,
-// which are called from here.
+// requests go to the CompletionSink, except for `agreed`, and for the `done` of a `direct` request
+// unless an `allocate` may still be queued: these are called from here.
 //
 // One request's way, in its process set:
 //   Submit → entries (one queue a key) → kReady to the set's leader → Negotiator: all ready, all

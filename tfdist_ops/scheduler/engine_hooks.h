@@ -31,7 +31,8 @@ struct EngineHooks {
   // Asked when the end of work, with `failure`, ends an operation of this rank's program. True: the
   // operation has a result now, and ends well.
   std::function<bool(const Request& request, const Status& failure)> hide_failure;
-  // A request whose `done` has run on the engine's thread: its memory can be used for another one.
+  // A request whose `done` has run on the thread that drives the engine: its memory can be used
+  // for another one.
   std::function<void(std::unique_ptr<Request>)> spent;
   // On a rank that has joined: the others have registered a group.
   std::function<void(const RequestInfo& info, const Response& response)> registered;

@@ -40,9 +40,11 @@ struct Request {
   uint64_t ticket = 0;      // what it ran under; set, like `trace`, only with a timeline
   std::shared_ptr<const OperationTrace> trace;
   std::function<void(const Status&)> done;
-  // `done` is quick: called on the engine's thread, unless an `allocate` may still be queued.
+  // `done` is quick: called on the thread that drives the engine, unless an `allocate` may still
+  // be queued.
   bool direct = false;
-  // If HasRows(kind): allocates the output; for SourceRows and OutputRows see row_counts.h.
+  // If HasRows(kind): allocates the output. The arguments: SourceRows and OutputRows of
+  // scheduler/row_counts.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 
@@ -78,7 +80,8 @@ struct Arrived {
 
 class Operation {
  public:
-  // `step_bytes`: the bytes that its whole training step reduces; 0: not known.
+  // `step_bytes`: the bytes that its whole training step reduces, as far as they are known (of
+  // the group's buckets that have been agreed on); 0: not known at all.
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
             Plan plan, const SetView& set, TraceClock clock = nullptr, int64_t step_bytes = 0);
 

@@ -39,8 +39,8 @@ bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const Set
 // First dimension of the output of this rank. `rows` must fit (RowsFit), here and below.
 int64_t OutputRows(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
 
-// How many rows come from each rank, for `allocate` of runtime/c_api.h: alltoall: what each rank
-// sends to this one; others: `rows`.
+// The `rows` that `allocate` of runtime/c_api.h gets: alltoall: what each rank sends to this one;
+// others: the announced `rows`, unchanged (AgreedRows).
 std::vector<int64_t> SourceRows(const std::vector<int64_t>& rows, const RequestInfo& own,
                                 const SetView& set);
 

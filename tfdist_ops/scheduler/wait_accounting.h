@@ -7,7 +7,7 @@
 //
 // That rank may itself have waited (in a ring, for its own left neighbor). The one for which all
 // wait in the end waits least: in an operation that needs all ranks, rank i stands still for
-// T - t_i, where t_i is when it was ready and T = max t_i, plus the transfer, equal for all. So
+// T - t_i (t_i: when it was ready; T = max t_i), plus the transfer, which is equal for all. So
 // the rank with the smallest sum over operations is the one with the largest sum of t_i, whatever
 // the algorithm.
 #ifndef TFDIST_OPS_SCHEDULER_WAIT_ACCOUNTING_H_

@@ -31,7 +31,7 @@ enum class FrameType : uint8_t {
   kGate = 12,        // member <-> leader of a process set: GateMessage
   kJoin = 13,        // rank -> leader: it has joined; leader -> member: rank `rank` has (JoinNote)
   kJoinAck = 14,     // member -> leader: it knows that rank `rank` has joined (JoinNote)
-  kStarted = 15,     // member -> leader: a predicted operation needs the joined ranks (WaitNote)
+  kStarted = 15,     // member -> leader: a predicted operation needs a joined rank (WaitNote)
   kTakePart = 16,    // leader -> joined rank: take part in this predicted operation (WaitNote)
   kJoinEnd = 17,     // leader -> member: all have joined; `rank` called everything (JoinNote)
   kClock = 18,       // rank -> rank 0 and back, while timelines are written: ClockNote
@@ -86,7 +86,7 @@ struct BlockedNote {
   enum class How : uint8_t {
     kEager = 0,   // inside of calls that last until their operation ends
     kGraph = 1,   // inside of tf.functions, which may still submit something
-    kPatient = 2  // inside of tf.functions, for so long that nothing more is expected
+    kPatient = 2  // inside of either, for so long that no thread is expected to submit more
   };
   uint32_t round = 0;  // of the question that it answers; 0: of none
   uint64_t moves = 0;  // how often something has moved on this rank

@@ -51,7 +51,7 @@ inline absl::Status ReadUpTo(const tensorflow::RandomAccessFile& file, uint64_t 
   return absl::IsOutOfRange(status) ? absl::OkStatus() : status;
 }
 
-// The file system's error, which may not name the file. OUT_OF_RANGE ends a
+// The file system's error, which does not always name the file. OUT_OF_RANGE ends a
 // tf.data pipeline as if there were no more data; it becomes DATA_LOSS.
 inline absl::Status FileError(const std::string& place, const absl::Status& status) {
   const auto code = absl::IsOutOfRange(status) ? absl::StatusCode::kDataLoss : status.code();

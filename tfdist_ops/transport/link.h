@@ -30,7 +30,8 @@ enum class WakeMode : uint8_t {
   // It polls, and expects idle peers to poll soon too: a control frame need not wake an idle peer
   // until this rank leaves this mode, as it must.
   kExpecting,
-  // Control frames wake it. Nothing here waits for data, except a thread that polls itself.
+  // Control frames wake it, and room in a control lane that was full. Nothing here waits for data,
+  // except a thread that does its own polling.
   kIdle,
   kAsleep,  // all frames wake it, and room in a lane that was full
 };

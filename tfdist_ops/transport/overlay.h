@@ -22,8 +22,8 @@
 //     to the lost one passes the news on, but waits for the end of that link: perhaps only a
 //     connection between two living ranks was cut, and closing the links between living ranks would
 //     end them all. A rank that said goodbye (Link::PeerLeaves) relays only what has no other
-//     route, and its end is not announced. A frame without a route is dropped, and at its source
-//     the Link to its destination fails.
+//     route, and its end is not announced. A frame without a route is dropped; if this happens at
+//     its source, the Link to its destination fails there.
 //
 // Belongs to the progress thread, like the links.
 #ifndef TFDIST_OPS_TRANSPORT_OVERLAY_H_

@@ -247,7 +247,8 @@ class ShmLink : public LinkBase {
   void WakePeer(uint32_t reason) {
     const uint32_t word = peer_word_->load(std::memory_order_seq_cst);
     if ((word & reason) == 0) return;
-    // Not with a socket as doorbell: the frame may be for a rank behind this peer, which relays it.
+    // The ring of an idle peer may be put off, but not if a socket is the doorbell: then the frame
+    // may be for a rank behind this peer, which relays it.
     if (wake_mode_ == WakeMode::kExpecting && word == kForControl && !RingsSocket()) {
       owes_ring_ = true;
       return;

@@ -47,9 +47,9 @@ class WritePolicy {
 
   // A payload of the peer has come. The cost of one rank's way depends on the other's: if both
   // could gain by streaming, a rank that streams alone gains nothing. So this rank starts a trial
-  // when the peer changes to the way that this rank does not use, unless it has had a trial lately
-  // (otherwise two ranks that send in turn would react to each other forever), and when the peer
-  // keeps streaming and this rank does not.
+  // when the peer leaves the way on which it had settled for the one that this rank does not use,
+  // unless this rank has had a trial lately (otherwise two ranks that send in turn would react to
+  // each other forever), and when the peer has settled on streaming and this rank does not stream.
   void Saw(bool streamed, size_t bytes) {
     if (bytes < kTimedBytes) return;
     const bool was_settled = peer_sent_ > kSettled;

@@ -316,7 +316,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _everybody() -> tuple[int, ...]:
-    """Returns all ranks, or () with a single rank; no new set may have these ranks."""
+    """Returns all ranks, or () with a single rank; no new set may equal this tuple."""
     return tuple(range(tfdist.size())) if tfdist.size() > 1 else ()
 
 

@@ -17,7 +17,7 @@ from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
-_MOMENTS = "batch_norm."  # name prefix of operations that reduce batch statistics
+_MOMENTS = "batch_norm."  # name prefix of operations that exchange batch statistics
 
 
 class Owner(Protocol):

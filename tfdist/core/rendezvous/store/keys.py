@@ -36,7 +36,7 @@ def answer_key(member: int, number: int) -> str:
 
 
 def join_key(generation: int) -> str:
-    """Returns the key that is set when this generation is to end for newcomers."""
+    """Returns the key that is set when this generation is to end to admit newcomers."""
     return f"{prefix_of_generation(generation)}join"
 
 
