@@ -251,7 +251,7 @@ def run_tool(*command: str) -> None:
 
 
 def parallel_jobs() -> int:
-    """One compiler for each core, but at most one for each GiB of memory."""
+    """One compiler per core, but at most one per GiB of memory, which a file needs."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(memory_gib)))

@@ -67,7 +67,7 @@ def _tests(build: Path) -> list[str]:
 
 
 def run(name: str, record: Record) -> bool:
-    """Runs the tests under a sanitizer; True when all passed without a report."""
+    """Builds and runs the tests under a sanitizer; True if none failed or reported."""
     build = _build(name)
     passed: dict[str, float] = record.rows.setdefault(name, {})
     tests = _tests(build)

@@ -142,7 +142,7 @@ def compared(case: Case, ours: Curves, theirs: Curves) -> Result:
 
 
 def failed(case: Case, reason: str) -> Result:
-    """The result of a case of which a run failed."""
+    """The result of a case whose losses cannot be compared, with the reason."""
     return Result(case, 0, math.nan, FAILED, reason)
 
 

@@ -6,9 +6,9 @@
 
 A trial is one job of three ranks that may go on with one
 (`helpers.elastic_fit_program`), of which ten processes are killed or stopped while
-they train, never the last one. It is right when, on all ranks, each sample was used as
-often as without a failure, and each epoch has the same metrics. A later run continues
-the record, elastic_fit.json. Exit status 0: all are right.
+they train, never the last one. It is right when, on all ranks, the uses of each sample
+and the metrics of each epoch are those of a job without a failure. A later run
+continues the record, elastic_fit.json. Exit status 0: all are right.
 """
 
 from __future__ import annotations

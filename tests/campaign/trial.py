@@ -89,7 +89,7 @@ class Job:
             os.close(child.pipe)
 
     def wait(self, word: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
-        """Waits until each rank sent `word` or ended; returns those without `word`.
+        """Waits until all `ranks` sent `word` or ended; returns those without `word`.
 
         A rank that said "bug" raises AssertionError.
         """
