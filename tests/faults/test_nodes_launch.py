@@ -362,27 +362,41 @@ def test_an_elastic_job_goes_on_without_a_lost_host(nodes, tmp_path):
 # ---- with a network each ----
 
 WHY_NOT = why_no_networks()
+MNIST_FIT = (str(ROOT / "recipes" / "mnist_fit.py"),)
+
+
+def numbered(number, host, port, by):
+    """The options and variables that tell a host its number, and the first address."""
+    if by == "pet":
+        own = {"PET_NNODES": "2", "PET_NODE_RANK": str(number)}
+        return [], {**own, "PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
+    where = ["--rdzv", f"{host}:{port}"]
+    if by == "indexed job":
+        return where, {"JOB_COMPLETION_INDEX": str(number)}
+    return [*where, "--node-rank", str(number)], {}
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize(
-    "program",
+    ("program", "by"),
     [
-        ("helpers.core_client", "steps", "20"),
-        pytest.param((str(ROOT / "recipes" / "mnist_fit.py"),), marks=pytest.mark.slow),
+        (("-m", "helpers.core_client", "steps", "20"), "options"),
+        pytest.param(MNIST_FIT, "options", marks=pytest.mark.slow),
+        pytest.param(MNIST_FIT, "pet", marks=pytest.mark.slow),
+        pytest.param(MNIST_FIT, "indexed job", marks=pytest.mark.slow),
     ],
-    ids=["client", "mnist_fit"],
+    ids=["client", "mnist_fit", "mnist_fit-pet", "mnist_fit-indexed job"],
 )
 @deadline(150)
-def test_two_hosts_with_networks_of_their_own(tmp_path, program):
+def test_two_hosts_with_networks_of_their_own(tmp_path, program, by):
     with networked_hosts(tmp_path, 2) as hosts:
-        words = ["-m", *program] if program[0].startswith("helpers") else [*program]
-        where = f"{hosts.names[0]}:29400"
-        environ = clean_environment(TFDIST_SECRET_FILE=new_secret(tmp_path))
+        secret = new_secret(tmp_path)
         started = []
         for number in (1, 0):
-            options = ["-np", "4", "--nnodes", "2", "--node-rank", str(number)]
-            command = [*TFDISTRUN, *options, "--rdzv", where, sys.executable, *words]
+            where, own = numbered(number, hosts.names[0], "29400", by)
+            environ = clean_environment(TFDIST_SECRET_FILE=secret, **own)
+            options = ["-np", "4", "--nnodes", "2", *where]
+            command = [*TFDISTRUN, *options, sys.executable, *program]
             space = hosts.cables[number].replace("to", "tn", 1)
             started.append(
                 subprocess.Popen(
@@ -397,7 +411,7 @@ def test_two_hosts_with_networks_of_their_own(tmp_path, program):
             )
         second, first = (finish(process, 45.0) for process in started)
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
-    if program[0].startswith("helpers"):
+    if program[0] == "-m":
         assert first.stdout.count("of 4: all sums are right") == 4
     else:
         assert "same weights on all ranks" in first.stdout

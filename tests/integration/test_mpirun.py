@@ -54,6 +54,18 @@ def test_ranks_find_each_other(mpirun, size, tmp_path):
 WHY_NOT = why_no_networks()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_the_example_of_the_readme_runs_on_two_hosts(mpirun, tmp_path):
+    with networked_hosts(tmp_path, 2) as hosts:
+        words = over_hosts(hosts, mpirun, tmp_path)
+        words += [sys.executable, str(ROOT / "recipes" / "mnist_fit.py")]
+        done = run(words, tmp_path, timeout_s=200, **KEEP_HOST_NAMES)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"same weights on all ranks: [0-9a-f]{12}", done.stdout)) == 1
+    assert "on 4 ranks together" in done.stdout
+
+
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_ranks_on_two_hosts_need_no_variables(mpirun, tmp_path):
     with networked_hosts(tmp_path, 2) as hosts:
