@@ -131,7 +131,7 @@ def _session(leader: int) -> list[psutil.Process]:
 
 
 def _threads(process: psutil.Process) -> str:
-    """What a process is, and where in the kernel each of its threads waits."""
+    """Describes a process, and where in the kernel each of its threads waits."""
     with contextlib.suppress(psutil.NoSuchProcess, OSError):
         folder = Path(f"/proc/{process.pid}/task")
         waits = [

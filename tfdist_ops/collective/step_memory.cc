@@ -331,8 +331,8 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
   if (streams || also.streams) StreamingFence();
 }
 
-// What is streamed is first computed elsewhere and then copied: in the one of the two targets that
-// is not streamed, or else in `scratch`.
+// Values for a streamed target are first computed elsewhere and then copied: in the one of the two
+// targets that is not streamed, or else in `scratch`.
 void StepMemory::ReduceInBlocks(const Reduction& reduction,
                                 std::vector<const uint8_t*> contributions, size_t own,
                                 bool streamed, Target out, Target also, int64_t n) const {

@@ -280,7 +280,7 @@ std::vector<Response> Negotiator::TakeResponses() {
   return responses;
 }
 
-// What the ranks learn from an agreement, besides the fact that they agree.
+// Returns all that the ranks learn from an agreement, besides the fact that they agree.
 Response Negotiator::Answer(const std::vector<RequestInfo>& by_rank) {
   Response response;
   const RequestInfo& first = by_rank[0];

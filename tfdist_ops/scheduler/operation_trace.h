@@ -1,7 +1,7 @@
 // OperationTrace: what happened to one operation on this rank, and when. The operation keeps it
 // while it runs; the engine reads from it for which rank it has waited (wait_accounting.h), and
 // hands it to the timeline. The times of arrivals are always kept: they cost two stores a frame.
-// What needs a clock of its own is measured only with one, that is, while a timeline is written.
+// Times that need a clock of their own are measured only while a timeline is written.
 #ifndef TFDIST_OPS_SCHEDULER_OPERATION_TRACE_H_
 #define TFDIST_OPS_SCHEDULER_OPERATION_TRACE_H_
 

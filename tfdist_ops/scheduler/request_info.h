@@ -1,4 +1,4 @@
-// What ranks tell each other about operations: values, without behavior.
+// Descriptions of operations that ranks send each other: values, without behavior.
 #ifndef TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
 #define TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
 

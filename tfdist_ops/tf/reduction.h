@@ -6,7 +6,7 @@
 
 namespace tfdist {
 
-// What can be reduced; base/reducible.h says which type takes which operation.
+// The types that can be reduced; base/reducible.h says which type takes which operation.
 #define TFDIST_REDUCED_TYPES                                                                  \
   "half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, " \
   "bool, complex64, complex128"
