@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from helpers.one_at_a_time import one_at_a_time
 
 FAKE_SSH = Path(__file__).with_name("fake_ssh.py")
 _nets = itertools.count()
@@ -116,13 +115,6 @@ def _ip(*words: str) -> str:
     return done.stdout
 
 
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    with Path(tempfile.gettempdir(), "tfdist-test-networks").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _free_names(first: int) -> tuple[str, str]:
     """A tag and a network that nothing has: runs that were killed leave theirs."""
     taken = _ip("-o", "addr") + _ip("-o", "link") + _ip("netns")
@@ -143,7 +135,7 @@ def networked_hosts(
     """
     # Several at a time, also of several test runs.
     with contextlib.ExitStack() as stack:
-        with _one_at_a_time():
+        with one_at_a_time("networks"):
             tag, net = _free_names(os.getpid() * 10 + next(_nets))
             bridge = f"tb{tag}"
             _ip("link", "add", bridge, "type", "bridge")

@@ -7,13 +7,11 @@ installed into a folder of its own below build/mpi, once.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ import psutil
 import pytest
 from helpers.hosts import FAKE_SSH
 from helpers.launcher import clean_environment
+from helpers.one_at_a_time import one_at_a_time
 
 if TYPE_CHECKING:
     from helpers.hosts import Hosts
@@ -43,7 +42,7 @@ exec {python} -I -S {fake_ssh} connect {folder} "$host" "cd {folder}; $*"
 def command(kind: str) -> list[str]:
     """The command of one MPI, up to the number of ranks; skips if it can't be had."""
     program = ROOT / "build" / "mpi" / kind / "bin" / "mpirun"
-    with _one_at_a_time():
+    with one_at_a_time("mpi"):
         if not program.exists():
             _install(kind)
     return [str(program), *_OPTIONS[kind], "-np"]
@@ -62,16 +61,6 @@ def _install(kind: str) -> None:
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{kind} cannot be installed from PyPI: {error}")
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Of the workers of pytest."""
-    lock = ROOT / "build" / "mpi.lock"
-    lock.parent.mkdir(exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @functools.cache
