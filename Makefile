@@ -4,6 +4,9 @@
 .DELETE_ON_ERROR:
 .PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants reproduce sanitize fuzz hostile lint format docs wheel gpu xla mpi setup clean distclean
 unexport PYTHONPATH PYTHONHOME
+# If Python may not cache bytecode, each rank compiles TensorFlow's modules when it imports them,
+# which takes 9 s instead of 3 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 NP ?= 2
 SECONDS ?= 600
