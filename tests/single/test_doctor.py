@@ -129,6 +129,19 @@ def test_packages_that_do_not_fit_are_named(monkeypatch, there, level, words):
     assert words in only(checks.packages(), level)
 
 
+def test_modules_that_are_compiled_at_every_start_are_named(tmp_path, monkeypatch):
+    cached = tmp_path / "__pycache__" / "keras.pyc"
+    monkeypatch.setattr(importlib.util, "cache_from_source", lambda path: str(cached))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    only(checks.bytecode(), OK)  # the next import writes it
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = only(checks.bytecode(), WARNING)
+    assert "PYTHONDONTWRITEBYTECODE (or" in found and "compileall" in found
+    cached.parent.mkdir()
+    cached.touch()
+    only(checks.bytecode(), OK)
+
+
 def test_a_core_that_is_not_built_is_named(monkeypatch):
     def missing():
         raise ImportError("the core library of tfdist is not built")

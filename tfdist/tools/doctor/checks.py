@@ -6,6 +6,7 @@ tfdistrun does before it starts ranks, and change nothing else.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import re
@@ -45,6 +46,7 @@ def machine(environ: Mapping[str, str], ranks: int) -> list[Finding]:
         lambda: meeting(environ),
         python,
         packages,
+        bytecode,
         libraries,
         lambda: engine(environ),
         lambda: limits(ranks),
@@ -146,6 +148,36 @@ def packages() -> list[Finding]:
     elif keras:
         found.append(Finding("Keras", OK, keras))
     return found
+
+
+def bytecode() -> list[Finding]:
+    """Checks that ranks need not compile the modules of TensorFlow at every start.
+
+    They have to if the modules were installed without bytecode (by uv, or by `pip
+    install --no-compile`) and Python cannot or must not cache it. Only Keras is
+    checked, as an example for all packages.
+    """
+    keras = importlib.util.find_spec("keras")
+    if keras is None or keras.origin is None:
+        return []  # reported by `packages`
+    cached = Path(importlib.util.cache_from_source(keras.origin))
+    folder = next(one for one in cached.parents if one.exists())
+    if cached.exists() or (not sys.dont_write_bytecode and os.access(folder, os.W_OK)):
+        state = "is installed" if cached.exists() else "is kept by the first import"
+        return [Finding("bytecode", OK, state)]
+    reason = f"{folder} cannot be written"
+    if sys.dont_write_bytecode:
+        reason = "PYTHONDONTWRITEBYTECODE (or python -B) is set"
+    text = (
+        f"Keras is installed without bytecode, and {reason}: each rank compiles the "
+        "modules of TensorFlow and Keras at every start, which takes several seconds"
+    )
+    packages = Path(keras.origin).parents[1]
+    remedy = (
+        f"Run once, as a user who can write to {packages}: {sys.executable} -m "
+        f"compileall -q {packages}"
+    )
+    return [Finding("bytecode", WARNING, text, remedy)]
 
 
 def _version(package: str) -> str:
