@@ -6,7 +6,7 @@ import digits
 import keras
 from keras import ops
 
-MOMENTUM = 0.9  # of the moving statistics
+MOMENTUM = 0.9  # of the moving statistics, by default
 
 
 @keras.saving.register_keras_serializable(package="tfdist_reproductions")
@@ -20,11 +20,14 @@ class GroupedBatchNormalization(keras.layers.Layer):
 
     Args:
         ranks: number of ranks.
+        momentum: weight of the old moving statistics in a step; with 0, they are the
+            statistics of the last batch.
     """
 
-    def __init__(self, ranks: int, **options: Any) -> None:
+    def __init__(self, ranks: int, momentum: float = MOMENTUM, **options: Any) -> None:
         super().__init__(**options)
         self.ranks = ranks
+        self.momentum = momentum
 
     def build(self, shape: tuple[int | None, ...]) -> None:
         """Creates scale, shift and the moving statistics of each rank."""
@@ -41,7 +44,8 @@ class GroupedBatchNormalization(keras.layers.Layer):
             groups = ops.reshape(x, (self.ranks, -1, x.shape[-1]))
             mean, variance = ops.moments(groups, axes=[1])
             for moving, new in ((self.means, mean), (self.variances, variance)):
-                moving.assign(MOMENTUM * moving + (1 - MOMENTUM) * new)
+                old = self.momentum * moving
+                moving.assign(old + (1 - self.momentum) * new)
             mean, variance = mean[:, None], variance[:, None]
         else:
             groups = x
@@ -53,7 +57,8 @@ class GroupedBatchNormalization(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments in Keras's format."""
-        return {**super().get_config(), "ranks": self.ranks}
+        own = {"ranks": self.ranks, "momentum": self.momentum}
+        return {**super().get_config(), **own}
 
 
 def plain() -> keras.Model:
@@ -64,7 +69,10 @@ def plain() -> keras.Model:
 
 
 def normalized(
-    simulated_ranks: int | None, *, pixels: int = digits.PIXELS
+    simulated_ranks: int | None,
+    *,
+    pixels: int = digits.PIXELS,
+    momentum: float = MOMENTUM,
 ) -> keras.Model:
     """Returns a network of five hidden layers of 96 units with batch normalization.
 
@@ -72,13 +80,14 @@ def normalized(
         simulated_ranks: number of ranks that this process simulates; None for a process
             that is a rank itself.
         pixels: pixels of an image.
+        momentum: momentum of the moving statistics.
     """
     layers: list[Any] = [keras.Input((pixels,))]
     for _ in range(5):
         layers.append(keras.layers.Dense(96, use_bias=False))
         if simulated_ranks is None:
-            layers.append(keras.layers.BatchNormalization(momentum=MOMENTUM))
+            layers.append(keras.layers.BatchNormalization(momentum=momentum))
         else:
-            layers.append(GroupedBatchNormalization(simulated_ranks))
+            layers.append(GroupedBatchNormalization(simulated_ranks, momentum))
         layers.append(keras.layers.Activation("relu"))
     return keras.Sequential([*layers, keras.layers.Dense(digits.CLASSES)])

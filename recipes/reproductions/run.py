@@ -16,6 +16,7 @@ import lamb
 import linear_scaling
 import loss_scaling
 import mnist
+import moving_statistics
 import report
 import rmsprop_warmup
 import study
@@ -32,6 +33,7 @@ STUDIES = (
     adasum.STUDY,
     double_buffering.STUDY,
     batch_statistics.STUDY,
+    moving_statistics.STUDY,
     unequal_batches.STUDY,
     half_precision.STUDY,
     loss_scaling.STUDY,

@@ -28,6 +28,7 @@ class Setting:
         normalized: whether the network has batch normalization.
         load: function that returns the data. The network without batch normalization
             needs the default, the small digits.
+        momentum: momentum of the moving statistics of batch normalization.
     """
 
     ranks: int
@@ -35,6 +36,7 @@ class Setting:
     optimizer: Callable[[int], keras.optimizers.Optimizer]
     normalized: bool
     load: Callable[[], digits.Digits] = digits.load
+    momentum: float = networks.MOMENTUM
 
     @property
     def steps_per_epoch(self) -> int:
@@ -46,7 +48,9 @@ class Setting:
         if not self.normalized:
             return networks.plain()
         pixels = self.load().train[0].shape[1]
-        return networks.normalized(simulated_ranks, pixels=pixels)
+        return networks.normalized(
+            simulated_ranks, pixels=pixels, momentum=self.momentum
+        )
 
 
 def rates(peak: float, epochs: int, steps: int, *, warmup: int = 0) -> Warmup:
@@ -168,6 +172,16 @@ def simulate(setting: Setting, seed: int) -> list[float]:
 
 
 def train_on_ranks(setting: Setting, **options: Any) -> float:
+    """Trains on the ranks of this job, as `fit_on_ranks` does.
+
+    Returns:
+        The test accuracy after the last epoch, in percent.
+    """
+    _, accuracy = fit_on_ranks(setting, **options)
+    return accuracy
+
+
+def fit_on_ranks(setting: Setting, **options: Any) -> tuple[keras.Model, float]:
     """Trains on the ranks of this job.
 
     Args:
@@ -175,7 +189,7 @@ def train_on_ranks(setting: Setting, **options: Any) -> float:
         **options: arguments of `tfdist.DistributedOptimizer`.
 
     Returns:
-        The test accuracy after the last epoch, in percent.
+        The model, and the test accuracy after the last epoch, in percent.
 
     Raises:
         ValueError: the job has a different number of ranks.
@@ -202,4 +216,4 @@ def train_on_ranks(setting: Setting, **options: Any) -> float:
             tfdist.callbacks.MetricAverage(),
         ],
     )
-    return 100 * history.history["val_accuracy"][-1]
+    return model, 100 * history.history["val_accuracy"][-1]
