@@ -179,11 +179,18 @@ def test_more_ranks_than_processors_are_a_warning():
 
 
 def test_a_quota_of_processors_is_named(tmp_path, monkeypatch):
-    file = tmp_path / "cpu.max"
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    groups = "4:memory:/other\n0::/job/step\n"
+    assert checks.cpu_quota(tmp_path, groups) is None
     for text, quota in (("150000 100000", 1.5), ("max 100000", None), ("", None)):
-        file.write_text(text)
-        assert checks.cpu_quota(file) == quota
-    monkeypatch.setattr(checks, "cpu_quota", lambda file: 0.5)
+        (tmp_path / "cpu.max").write_text(text)
+        for found in (groups, "0::/elsewhere\n", ""):
+            assert checks.cpu_quota(tmp_path, found) == quota
+    (tmp_path / "cpu.max").write_text("400000 100000")
+    (tmp_path / "job" / "cpu.max").write_text("200000 100000")
+    assert checks.cpu_quota(tmp_path, groups) == 2
+    assert checks.cpu_quota(tmp_path, "0::/\n") == 4
+    monkeypatch.setattr(checks, "cpu_quota", lambda root, groups: 0.5)
     assert "limits this machine to 0.5" in only(checks.processors(), WARNING)
 
 

@@ -244,7 +244,7 @@ def limits(ranks: int) -> list[Finding]:
 def processors() -> list[Finding]:
     """Checks how many of the machine's processors this process may use."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
+    quota = cpu_quota(Path("/sys/fs/cgroup"), _text_of(Path("/proc/self/cgroup")))
     text = f"{usable} of {present} usable"
     if quota is not None and quota < usable:
         text += f", but a control group limits this machine to {quota:g}"
@@ -256,14 +256,31 @@ def processors() -> list[Finding]:
     return [Finding("processors", OK, text)]
 
 
-def cpu_quota(file: Path) -> float | None:
-    """Returns the number of processors that a control group allows; None: no limit.
+def cpu_quota(root: Path, groups: str) -> float | None:
+    """Returns the number of processors that control groups allow; None: no limit.
 
     Args:
-        file: `cpu.max` of the control group, such as "150000 100000" or "max 100000".
+        root: folder where the control groups (version 2) are mounted.
+        groups: content of `/proc/self/cgroup`. Its line "0::/a/b" names the group of
+            this process, whose parents can have limits too.
     """
+    lines = groups.splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    folder = root / own.lstrip("/")  # in a container, only the root may exist
+    quotas = [_quota_in(one) for one in (folder, *folder.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _text_of(file: Path) -> str:
     try:
-        quota, period = file.read_text().split()
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _quota_in(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
