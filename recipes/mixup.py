@@ -17,9 +17,11 @@ def mixed(
     itself plus (1 - s) times the other image. The share depends only on the arguments
     and the number of the batch, so a resumed run continues with the same shares.
 
+    An image whose counterpart has the weight 0, because it is corrupt, is not mixed.
+
     Args:
         batches: images uint8 `[b, height, width, 3]`, labels float32 `[b, classes]`,
-            and possibly weights, which stay as they are.
+            and possibly weights float32 `[b]`, which stay as they are.
         alpha: both parameters of the Beta distribution, above 0; 0.2 for ImageNet.
         seed: seed of the shares.
         rank: rank of this process; ranks draw different shares.
@@ -38,6 +40,10 @@ def mixed(
         ('uint8', [1.0, 1.0])
     """
 
+    def mean(x: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+        shares = tf.reshape(shares, [-1] + [1] * (x.shape.rank - 1))
+        return shares * x + (1 - shares) * tf.reverse(x, [0])
+
     def mix(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         images, labels, *weights = batch
         seeds = tf.stack([number, tf.constant(rank, tf.int64)])
@@ -45,12 +51,12 @@ def mixed(
             [2], tf.random.fold_in(tf.cast(seeds, tf.int32), seed), alpha
         )
         share = both[0] / tf.maximum(tf.reduce_sum(both), 1e-30)
-        pictures = tf.cast(images, tf.float32)
-        pictures = share * pictures + (1 - share) * tf.reverse(pictures, [0])
-        images = tf.cast(tf.round(pictures), images.dtype)
+        shares = tf.fill(tf.shape(labels)[:1], share)
+        if weights:
+            shares = tf.where(tf.reverse(weights[0], [0]) == 0, 1.0, shares)
         return (
-            images,
-            share * labels + (1 - share) * tf.reverse(labels, [0]),
+            tf.cast(tf.round(mean(tf.cast(images, tf.float32), shares)), images.dtype),
+            mean(labels, shares),
             *weights,
         )
 

@@ -21,9 +21,9 @@ def mixed(monkeypatch):
 
 def batches(count):
     rng = np.random.default_rng(5)
-    images = rng.integers(0, 256, (count, 3, 4, 4, 3)).astype("uint8")
-    labels = np.tile(np.eye(3, dtype="float32"), (count, 1, 1))
-    weights = np.tile(np.float32([1, 0, 1]), (count, 1))
+    images = rng.integers(0, 256, (count, 4, 5, 5, 3)).astype("uint8")
+    labels = np.tile(np.eye(4, dtype="float32"), (count, 1, 1))
+    weights = np.tile(np.float32([1, 0, 1, 1]), (count, 1))
     return images, labels, weights
 
 
@@ -41,13 +41,16 @@ def test_images_and_labels_are_the_same_means(mixed):
     ):
         share = labels[0, 0]  # of the first image; the rest is from the last one
         shares.add(float(share))
-        wanted = share * old + (1 - share) * old[::-1].astype("float32")
+        share = np.where(old_weights[::-1] == 0, 1, share)[:, None]
+        of_images = share[:, :, None, None]
+        wanted = of_images * old + (1 - of_images) * old[::-1].astype("float32")
         np.testing.assert_allclose(images, wanted, atol=0.51)
         assert images.dtype == np.uint8
         np.testing.assert_allclose(
             labels, share * old_labels + (1 - share) * old_labels[::-1], atol=1e-6
         )
         assert weights.tolist() == old_weights.tolist()
+        assert images[2].tobytes() == old[2].tobytes()  # its counterpart is corrupt
     assert len(shares) == 40
     # Beta(0.5, 0.5) has mean 0.5 and variance 1/8.
     assert abs(np.mean([*shares]) - 0.5) < 0.2
