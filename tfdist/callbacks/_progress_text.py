@@ -93,12 +93,12 @@ def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
 
     Example:
         >>> state = Status(3, 90, 120, 5004, {"loss": 2.3, "accuracy": 0.451},
-        ...                1523.0, "images", 0.04, 42780.0)
+        ...                1523.0, "images", 0.04, 73980.0)
         >>> line(state, 79)
-        'epoch 3/90  120/5004  loss 2.300  acc 0.451  1523/s  exposed 4%  ETA 11h53m'
+        'epoch 3/90  120/5004  loss 2.300  acc 0.451  1523/s  exposed 4%  ETA 20h33m'
         >>> line(Status(3, 90, 5004, metrics={"loss": 2.3, "val_loss": 2.1},
-        ...             samples_per_s=1523.0, took_s=3285.0), 50)
-        'epoch 3/90  54m45s  loss 2.300 val 2.100  1523/s'
+        ...             samples_per_s=1523.0, took_s=841.0), 50)
+        'epoch 3/90  14m01s  loss 2.300 val 2.100  1523/s'
     """
     for form in range(_FORMS):
         parts = _parts(status, form)

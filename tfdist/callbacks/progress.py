@@ -31,7 +31,7 @@ class Progress(RankCallback):
 
     It replaces the progress bar of Keras, so call `fit(verbose=0)`::
 
-        epoch 3/90  120/5004  loss 2.301  acc 0.451  1523/s  exposed 4%  ETA 11h53m
+        epoch 3/90  120/5004  loss 2.300  acc 0.451  1523/s  exposed 4%  ETA 20h33m
 
     On a terminal the line is updated in place and fits the width: less important parts
     are shortened or omitted. In a file or pipe a line is written every 10 s. At the end
