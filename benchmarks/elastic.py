@@ -3,8 +3,11 @@
     python benchmarks/elastic.py cost [--rounds 7]  # with commits and without, in turn
     python benchmarks/elastic.py kills [--seconds 60] # draws docs/images/elastic.svg
 
-`cost` trains on two ranks, in rounds: steps of an elastic loop without a commit, and as
-many with a commit after each. "cnn" is the model of the README.
+`cost` trains on two ranks, in rounds: steps as in a job that is not elastic, and as
+many elastic ones. The first ones make no commit, and update variables in place. The
+elastic ones commit, and their updates are out of place, because the last commit refers
+to the old values. Each kind of step has its own optimizer. "cnn" is the model of the
+README.
 "resnet50" has the variables of ResNet-50 and SGD with momentum, but no backward pass:
 its step is the reduction and the update, so the share of the commits is larger than in
 a training. "fit" trains the CNN with `model.fit`, in a job with `Elastic` between two
@@ -34,11 +37,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "recipes"), str(ROOT / "benchmarks")]
 IMAGE = ROOT / "docs" / "images" / "elastic.svg"
-STEPS = {"cnn": 100, "resnet50": 10}  # of a loop, in each round
+STEPS = {"cnn": 200, "resnet50": 20}  # of a loop, in each round
 FIT_EPOCHS = 6  # the first one traces
 BATCH = 64
 KILLS = 2
 MANY_STEPS = 10**9
+Step = Callable[[int], Any]
 CHOICES = ("cost", "kills", "cost-rank", "fit-rank", "kills-rank")
 BIN_S = 0.5
 WIDTH, HEIGHT, MARGIN = 760, 220, 24
@@ -83,26 +87,29 @@ def launch(ranks: int, *words: str, is_elastic: bool = True) -> subprocess.Popen
 
 
 def measure_cost(name: str, rounds: int) -> None:
-    """On each rank: steps with a commit after each and without, in one loop."""
+    """On each rank: elastic steps and others, in one loop."""
     import tfdist
 
     tfdist.init()
-    step, state_of = cnn() if name == "cnn" else resnet50()
+    plain, elastic, state_of = cnn() if name == "cnn" else resnet50()
     state = tfdist.elastic.State(*state_of)
-    numbers = state.steps((rounds + 1) * 2 * STEPS[name])
+    numbers = state.steps((rounds + 1) * 2 * (STEPS[name] + 1))
     ratios = []
     for number in range(rounds + 1):  # the first one traces
-        plain_s = seconds_of(step, numbers, STEPS[name], lambda: None)
-        state.commit()
-        elastic_s = seconds_of(step, numbers, STEPS[name], state.commit)
+        kinds = [(plain, lambda: None), (elastic, state.commit)]
+        seconds = {}
+        for step, commit in kinds if number % 2 else reversed(kinds):
+            seconds_of(step, numbers, 1, state.commit)
+            seconds[step] = seconds_of(step, numbers, STEPS[name], commit)
         if number > 0:
+            plain_s, elastic_s = seconds[plain], seconds[elastic]
             ratios.append(elastic_s / plain_s)
             report(name, plain_s, elastic_s, ratios)
     assert not list(numbers)
 
 
 def seconds_of(
-    step: Callable[[int], Any],
+    step: Step,
     numbers: Iterator[int],
     count: int,
     commit: Callable[[], Any],
@@ -134,8 +141,11 @@ def report(
         )
 
 
-def cnn() -> tuple[Callable[[int], Any], list[Any]]:
-    """The model of the README, and its step on this rank's part of a batch."""
+def cnn() -> tuple[Step, Step, list[Any]]:
+    """The model of the README: two steps on this rank's part of a batch, and the state.
+
+    The optimizer of the second step belongs to the state.
+    """
     import keras
     import mnist_data
     import tensorflow as tf
@@ -145,34 +155,43 @@ def cnn() -> tuple[Callable[[int], Any], list[Any]]:
 
     images, labels = mnist_data.load().train
     model = build_model()
-    adam = keras.optimizers.Adam(1e-3)
-    adam.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy()
-    tfdist.broadcast_variables(model.weights + adam.variables)
+    tfdist.broadcast_variables(model.weights)
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, 28, 28, 1], tf.float32),
-            tf.TensorSpec([None], tf.int32),
-        ]
-    )
-    def train_step(x: tf.Tensor, y: tf.Tensor) -> None:
-        with tfdist.DistributedGradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        variables = model.trainable_variables
-        adam.apply(tape.gradient(loss, variables, weight=tf.shape(x)[0]), variables)
+    def step_of(adam: keras.optimizers.Optimizer) -> Step:
+        adam.build(model.trainable_variables)
+        tfdist.broadcast_variables(adam.variables)
 
-    def step(number: int) -> None:
-        rows = tfdist.data.samples_of_step(
-            len(images), global_batch=BATCH, seed=1, step=number
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, 28, 28, 1], tf.float32),
+                tf.TensorSpec([None], tf.int32),
+            ]
         )
-        train_step(images[rows], labels[rows])
+        def train_step(x: tf.Tensor, y: tf.Tensor) -> None:
+            with tfdist.DistributedGradientTape() as tape:
+                loss = loss_of(y, model(x, training=True))
+            variables = model.trainable_variables
+            grads = tape.gradient(loss, variables, weight=tf.shape(x)[0])
+            adam.apply(grads, variables)
 
-    return step, [model, adam]
+        def step(number: int) -> None:
+            rows = tfdist.data.samples_of_step(
+                len(images), global_batch=BATCH, seed=1, step=number
+            )
+            train_step(images[rows], labels[rows])
+
+        return step
+
+    plain, own = (keras.optimizers.Adam(1e-3) for _ in range(2))
+    return step_of(plain), step_of(own), [model, own]
 
 
-def resnet50() -> tuple[Callable[[int], Any], list[Any]]:
-    """Variables like ResNet-50's: a step reduces their gradients and updates them."""
+def resnet50() -> tuple[Step, Step, list[Any]]:
+    """Variables like ResNet-50's: steps reduce their gradients and update them.
+
+    The optimizer of the second step belongs to the state.
+    """
     import keras
     import tensorflow as tf
     from resnet50 import gradient_shapes
@@ -180,16 +199,20 @@ def resnet50() -> tuple[Callable[[int], Any], list[Any]]:
     import tfdist
 
     variables = [tf.Variable(tf.ones(shape)) for shape in gradient_shapes()]
-    sgd = keras.optimizers.SGD(1e-4, momentum=0.9)
-    sgd.build(variables)
 
-    @tf.function(jit_compile=False)
-    def train_step() -> None:
-        with tfdist.DistributedGradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
-        sgd.apply(tape.gradient(loss, variables), variables)
+    def step_of(sgd: keras.optimizers.Optimizer) -> Step:
+        sgd.build(variables)
 
-    return lambda _: train_step(), [sgd, *variables]
+        @tf.function(jit_compile=False)
+        def train_step() -> None:
+            with tfdist.DistributedGradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+            sgd.apply(tape.gradient(loss, variables), variables)
+
+        return lambda _: train_step()
+
+    plain, own = (keras.optimizers.SGD(1e-4, momentum=0.9) for _ in range(2))
+    return step_of(plain), step_of(own), [own, *variables]
 
 
 def measure_cost_of_fit(rounds: int) -> None:

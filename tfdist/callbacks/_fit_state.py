@@ -26,6 +26,7 @@ from tfdist.core import runtime
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.sharing import NEWCOMER_COMMITS, Newest, check_arrived
 from tfdist.elastic.snapshot import Snapshot
+from tfdist.elastic.updates import update_out_of_place
 from tfdist.training.model_optimizers import optimizers_of
 
 _MAX_STATE_BYTES = 1 << 30
@@ -110,6 +111,7 @@ class FitState:
             broadcast_variables(self.variables)
             self._ranks[runtime.generation()] = runtime.rank()
         self._seeds.set_for_rank()
+        update_out_of_place(optimizers_of(self._model))
         self._snapshot = Snapshot(self.variables)
 
     def describe(self) -> list[str]:

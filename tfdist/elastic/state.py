@@ -28,6 +28,7 @@ from tfdist.elastic.sharing import (
     enter_next,
 )
 from tfdist.elastic.snapshot import Snapshot, variables_of
+from tfdist.elastic.updates import update_out_of_place
 
 _logger = logging.getLogger("tfdist")
 
@@ -349,6 +350,7 @@ class State:
                 self._batches.note_commit()  # the position of rank 0
         self._seeds.set_for_rank()
         if self._generations.is_elastic:
+            update_out_of_place(self._objects)
             self._snapshot = Snapshot(self._variables)
             self._generations.begin()
         if self._stragglers is not None:
