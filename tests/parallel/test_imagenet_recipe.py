@@ -1,6 +1,7 @@
 """The ImageNet recipe, with a small network, on pictures that the real builder read."""
 
 import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--network=resnet8", "--image_size=32", "--classes=1000", "--notensorboard")
 STEPS = 200 // 24  # of an epoch of the 200 pictures
 
@@ -221,6 +223,24 @@ def test_images_that_grow_end_with_those_of_the_validation(words, tmp_path):
     assert log["steps"] == [8, 16, 20] and np.isfinite(log["val_loss"]).all()
     model = keras.saving.load_model(tmp_path / "runs/latest/final.keras", compile=False)
     assert model(np.zeros((1, 64, 64, 3), "uint8")).shape == (1, 1000)
+
+
+@pytest.mark.slow
+def test_the_example_with_mixed_and_growing_images_runs(words, tmp_path):
+    """That of docs/imagenet.md."""
+    text = (ROOT / "docs" / "imagenet.md").read_text(encoding="utf-8")
+    [line] = [
+        one
+        for one in text.splitlines()
+        if one.startswith("tfdistrun") and "--image_growth" in one
+    ]
+    flags = [one for one in line.split() if one.startswith("--")]
+    assert "--data_dir=data" in flags and len(flags) == 8
+    flags = [one for one in flags if one != "--data_dir=data"]
+    run_ranks(trained, 2, [*words[:2], "--notensorboard", *flags], timeout_s=300)
+    log = summary_of(tmp_path / "runs/latest").columns
+    assert len(log["val_top_1"]) == 30
+    assert log["val_top_1"][-1] > 0.2  # by chance it would be 0.1
 
 
 @pytest.mark.slow
