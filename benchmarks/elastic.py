@@ -3,11 +3,10 @@
     python benchmarks/elastic.py cost [--rounds 7]  # with commits and without, in turn
     python benchmarks/elastic.py kills [--seconds 60] # draws docs/images/elastic.svg
 
-`cost` trains on two ranks, in rounds: steps as in a job that is not elastic, and as
-many elastic ones. The first ones make no commit, and update variables in place. The
-elastic ones commit, and their updates are out of place, because the last commit refers
-to the old values. Each kind of step has its own optimizer. "cnn" is the model of the
-README.
+`cost` trains on two ranks, in rounds of plain and of elastic steps. Plain steps update
+variables in place and do not commit. Elastic steps commit, and update variables out of
+place, because the last commit refers to their old values. Each kind of step has its own
+optimizer. "cnn" is the model of the README.
 "resnet50" has the variables of ResNet-50 and SGD with momentum, but no backward pass:
 its step is the reduction and the update, so the share of the commits is larger than in
 a training. "fit" trains the CNN with `model.fit`, in a job with `Elastic` between two
@@ -87,7 +86,7 @@ def launch(ranks: int, *words: str, is_elastic: bool = True) -> subprocess.Popen
 
 
 def measure_cost(name: str, rounds: int) -> None:
-    """On each rank: elastic steps and others, in one loop."""
+    """On each rank: plain and elastic steps, in one loop."""
     import tfdist
 
     tfdist.init()

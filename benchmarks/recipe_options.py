@@ -28,9 +28,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
+sys.path[:0] = [str(ROOT), str(RECIPES / "reproductions")]
+
+import study  # noqa: E402
+
 IMAGE_SIZE = 64
-# 97.5 % quantiles of Student's t distribution, by the number of values.
-STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 class Run(NamedTuple):
@@ -110,11 +112,7 @@ def report(found: dict[str, list[Run]]) -> None:
     """Prints the table for the results of each round, by variant."""
     print(f"{'':16}{'validation, %':>16}{'training, %':>13}")
     for name, runs in found.items():
-        values = [one.validation for one in runs]
-        accuracy = f"{statistics.fmean(values):.1f}"
-        if len(runs) > 1:
-            half = STUDENT_T[len(runs)] * statistics.stdev(values) / len(runs) ** 0.5
-            accuracy += f" ± {half:.1f}"
+        accuracy = str(study.interval([one.validation for one in runs]))
         training = statistics.fmean(one.training for one in runs)
         print(f"{name:16}{accuracy:>16}{training:13.1f}")
 

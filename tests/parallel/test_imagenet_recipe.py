@@ -239,8 +239,8 @@ def test_the_example_with_mixed_and_growing_images_runs(words, tmp_path):
     flags = [one for one in flags if one != "--data_dir=data"]
     run_ranks(trained, 2, [*words[:2], "--notensorboard", *flags], timeout_s=300)
     log = summary_of(tmp_path / "runs/latest").columns
-    assert len(log["val_top_1"]) == 30
-    assert log["val_top_1"][-1] > 0.2  # by chance it would be 0.1
+    assert len(log["loss"]) == 30
+    assert log["loss"][-1] < 0.6 * log["loss"][0]
 
 
 @pytest.mark.slow
