@@ -29,7 +29,7 @@ def test_a_limit_that_suffices_stays(limit):
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(limit):
-    open_files.raise_limit(1000)
+    open_files.raise_limit(900)  # 3,600 files, beside those that pytest has open
     assert limit == [4096, 4096]
 
 
