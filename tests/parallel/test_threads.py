@@ -16,7 +16,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist import callbacks
-from tfdist.consistency import in_step
+from tfdist.collectives.consistency import in_step
 
 SUM = tfdist.ReduceOp.SUM
 RANKS = 2

@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.consistency.explanation import SLOT, STATE, TRAINED, RankState, explain
-from tfdist.consistency.fingerprint import (
+from tfdist.collectives.consistency.explanation import (
+    SLOT,
+    STATE,
+    TRAINED,
+    RankState,
+    explain,
+)
+from tfdist.collectives.consistency.fingerprint import (
     fingerprint,
     fingerprints,
     fingerprints_in_graph,
 )
-from tfdist.consistency.in_step import _is_due_in_graph, is_due
-from tfdist.consistency.shared_samples import (
+from tfdist.collectives.consistency.in_step import _is_due_in_graph, is_due
+from tfdist.collectives.consistency.shared_samples import (
     SampleTap,
     can_hash_samples,
     common_samples,

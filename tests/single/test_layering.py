@@ -38,7 +38,6 @@ FLOORS = (
     ("core", "optimizers"),
     ("errors",),
     ("collectives", "launch"),
-    ("consistency",),
     ("gradients", "data", "tools"),
     ("layers",),
     ("elastic", "training"),

@@ -22,7 +22,7 @@ from tfdist.callbacks._rank_comparison import RankComparison, process_set_of
 from tfdist.callbacks._save_guard import guard_saving
 from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
 from tfdist.collectives import ReduceOp, allreduce
-from tfdist.consistency.in_step import may_have_other_ranks
+from tfdist.collectives.consistency.in_step import may_have_other_ranks
 from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.core.registry import WeakRegistry

@@ -17,8 +17,8 @@ import keras
 
 from tfdist import errors
 from tfdist.callbacks._list_rules import EVERYWHERE, WRITES, Entry, find_problem
+from tfdist.collectives.consistency.in_step import may_have_other_ranks
 from tfdist.collectives.objects import gather_from_all
-from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.core.process_sets import ProcessSet
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.callbacks._callback_list import variables_of_fit
 from tfdist.collectives import allgather
-from tfdist.consistency.shared_samples import (
+from tfdist.collectives.consistency.shared_samples import (
     SampleTap,
     can_hash_samples,
     common_samples,

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Sequence
 
 from tfdist import errors
+from tfdist.collectives.consistency.comparison import equal_on_all_ranks
+from tfdist.collectives.consistency.fingerprint import digest
 from tfdist.collectives.objects import allgather_object
-from tfdist.consistency.comparison import equal_on_all_ranks
-from tfdist.consistency.fingerprint import digest
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.collectives import ReduceOp
-from tfdist.consistency.in_step import may_have_other_ranks
+from tfdist.collectives.consistency.in_step import may_have_other_ranks
 from tfdist.core import runtime
 
 _logger = logging.getLogger("tfdist")

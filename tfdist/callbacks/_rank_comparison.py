@@ -10,6 +10,9 @@ import keras
 from tfdist.callbacks._callback_list import kind_of
 from tfdist.callbacks._data_check import DataCheck
 from tfdist.callbacks._per_rank_state import own_variables
+from tfdist.collectives.consistency.comparison import compare, is_on, plain
+from tfdist.collectives.consistency.explanation import SLOT, STATE, TRAINED, RankState
+from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.collectives.local_variables import identity
 from tfdist.collectives.per_rank_variables import (
     is_declared,
@@ -17,9 +20,6 @@ from tfdist.collectives.per_rank_variables import (
     were_broadcast,
 )
 from tfdist.collectives.signature import path_of
-from tfdist.consistency.comparison import compare, is_on, plain
-from tfdist.consistency.explanation import SLOT, STATE, TRAINED, RankState
-from tfdist.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.training.model_optimizers import optimizers_of, slots_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.collectives.variables import broadcast_variables
-from tfdist.consistency.fingerprint import fingerprints
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients.double_buffer import clear_buffers
 from tfdist.training.model_optimizers import optimizers_of

@@ -11,11 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import collectives, errors
+from tfdist.collectives.consistency.comparison import equal_on_all_ranks
+from tfdist.collectives.consistency.fingerprint import (
+    digest_of_fingerprints,
+    fingerprints,
+)
+from tfdist.collectives.consistency.in_step import counts_in_graphs, restart_counts
 from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.signature import register_again, registered_lists
-from tfdist.consistency.comparison import equal_on_all_ranks
-from tfdist.consistency.fingerprint import digest_of_fingerprints, fingerprints
-from tfdist.consistency.in_step import counts_in_graphs, restart_counts
 from tfdist.core import engines, native, runtime, weights_state
 from tfdist.core.generations import Generations
 from tfdist.core.rendezvous import settings_check

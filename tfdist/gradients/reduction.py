@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.consistency.in_step import compare_in_step
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.collectives.signature import agree, describe_variable, path_of
 from tfdist.collectives.tf_ops import xla_context
-from tfdist.consistency.in_step import compare_in_step
 from tfdist.core import runtime
 from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets

@@ -28,10 +28,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.consistency.in_step import compare_in_step, may_have_other_ranks
 from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops import xla_context
 from tfdist.collectives.tf_ops.op_library import native_ops
-from tfdist.consistency.in_step import compare_in_step, may_have_other_ranks
 from tfdist.core import runtime
 from tfdist.core.rendezvous.environment import detect
 from tfdist.gradients.provenance import values_of, warn_once

@@ -19,8 +19,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.consistency.in_step import may_have_other_ranks
 from tfdist.collectives.per_rank_variables import declare, tf_variable
-from tfdist.consistency.in_step import may_have_other_ranks
 from tfdist.gradients import nan_policy, reduction
 from tfdist.gradients.bucket_ops import gated
 from tfdist.training.loss_scale import ReducingWithAddedScale

@@ -9,7 +9,7 @@ import keras
 
 from tfdist import errors
 from tfdist.collectives.all_ranks import CoordinatedCall
-from tfdist.consistency.fingerprint import fingerprints
+from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
 from tfdist.training.batch_partition import Part, partition

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.collectives._arguments import dtype_of
 from tfdist.collectives.all_ranks import CoordinatedCall
-from tfdist.consistency.fingerprint import fingerprints
+from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
 from tfdist.training.batch_partition import Part

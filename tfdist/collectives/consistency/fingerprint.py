@@ -34,7 +34,7 @@ def fingerprint(variable: Any) -> int:
 
     Example:
         >>> import numpy as np
-        >>> from tfdist.consistency.fingerprint import fingerprint
+        >>> from tfdist.collectives.consistency.fingerprint import fingerprint
         >>> fingerprint(np.ones(3)) == fingerprint(np.ones(3))
         True
     """

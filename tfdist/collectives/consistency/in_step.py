@@ -21,6 +21,18 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist.collectives import ReduceOp, after_join, allgather, allreduce
+from tfdist.collectives.consistency.comparison import compare, is_on, only_warns
+from tfdist.collectives.consistency.explanation import (
+    STATE,
+    TRAINED,
+    RankState,
+    explain,
+)
+from tfdist.collectives.consistency.fingerprint import (
+    combine_in_graph,
+    fingerprints,
+    fingerprints_in_graph,
+)
 from tfdist.collectives.local_variables import identity
 from tfdist.collectives.per_rank_variables import (
     broadcast_with,
@@ -30,13 +42,6 @@ from tfdist.collectives.per_rank_variables import (
 )
 from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops.op_library import native_ops
-from tfdist.consistency.comparison import compare, is_on, only_warns
-from tfdist.consistency.explanation import STATE, TRAINED, RankState, explain
-from tfdist.consistency.fingerprint import (
-    combine_in_graph,
-    fingerprints,
-    fingerprints_in_graph,
-)
 from tfdist.core import engines, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.core.rendezvous import renewal

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist import errors
 from tfdist.collectives import ReduceOp, allreduce
+from tfdist.collectives.consistency.explanation import SETTING, RankState, explain
+from tfdist.collectives.consistency.fingerprint import digest, digest_of_fingerprints
 from tfdist.collectives.objects import allgather_object
-from tfdist.consistency.explanation import SETTING, RankState, explain
-from tfdist.consistency.fingerprint import digest, digest_of_fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 
