@@ -104,12 +104,23 @@ def kill_started() -> None:
     """Kills all processes of the jobs of `start` that still run."""
     for process in _started:
         if process.poll() is None:
-            first = psutil.Process(process.pid)
-            for one in (first, *first.children(recursive=True)):
+            for one in _stopped(psutil.Process(process.pid)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
             process.wait(10.0)
     _started.clear()
+
+
+def _stopped(process: psutil.Process) -> list[psutil.Process]:
+    """The process and all it has started, stopped: none starts another meanwhile."""
+    ended = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    try:
+        process.suspend()
+        until(lambda: process.status() in ended)
+        children = process.children()
+    except psutil.NoSuchProcess:
+        return []
+    return [process, *(one for child in children for one in _stopped(child))]
 
 
 def _hear_hangups() -> None:
