@@ -77,6 +77,8 @@ def test_a_wrong_clock_is_named(tmp_path):
     assert (tmp_path / "failing.txt").read_text() == "node1\n"
 
 
+# In `make test`: ranks that cannot connect for another reason, below.
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @deadline(60)
 def test_a_firewall_between_two_hosts_is_named_on_both(tmp_path):
@@ -181,6 +183,7 @@ def test_a_missing_rank_is_named(ranks):
         assert "missing ranks: 2" in text or "rank 2" in text
 
 
+@pytest.mark.slow
 @deadline(60)
 def test_a_rank_without_a_core_says_so(ranks):
     # A tfdist without libraries, found before the one that is built.

@@ -314,7 +314,7 @@ def test_a_killed_tfdistrun_ends_the_ranks_of_all_hosts(nodes, number):
 
 
 @deadline(60)
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_after_sigterm_the_ranks_save_on_every_host(nodes, tmp_path, number):
     processes = nodes.all(*python(SAVES))
     for _ in range(4):

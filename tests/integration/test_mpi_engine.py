@@ -39,6 +39,10 @@ pytestmark = pytest.mark.skipif(
     not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
 )
 WHY_NOT = why_no_networks()
+# What `make test` tries with one MPI alone, as the other takes twice as long.
+OPEN_MPI_IS_SLOW = pytest.mark.parametrize(
+    "kind", ["mpich", pytest.param("openmpi", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -67,6 +71,7 @@ def test_sums_have_the_bits_of_the_native_engine(kind, tmp_path):
     assert len({total for total, _ in by_mpi + by_tcp}) == 1
 
 
+@OPEN_MPI_IS_SLOW
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_hosts_send_by_mpi_and_find_each_other_without_variables(kind, tmp_path):
     with networked_hosts(tmp_path, 2) as hosts:
@@ -85,6 +90,7 @@ def test_hosts_send_by_mpi_and_find_each_other_without_variables(kind, tmp_path)
     assert again.stdout.count("again and again") == 4
 
 
+@OPEN_MPI_IS_SLOW
 def test_ranks_can_leave_and_meet_again(kind, tmp_path):
     done = run([*command(kind), "3", *CLIENT, "again", "3"], tmp_path, of=kind)
     assert done.returncode == 0, done.stderr
@@ -185,6 +191,7 @@ def test_doctor_looks_for_the_library(of, expected, tmp_path):
     assert expected in done.stdout
 
 
+@OPEN_MPI_IS_SLOW
 def test_a_rank_that_does_not_come_is_an_error_at_the_deadline(kind, tmp_path):
     late = "import os, sys, time; from tfdist.core import world; " + (
         "rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']; "

@@ -34,6 +34,7 @@ def quick(modules, name, folder, **options):
     return one, result, modules["study"].checks_of(one, result)
 
 
+@pytest.mark.slow
 def test_a_warmup_makes_a_large_batch_trainable(modules, tmp_path):
     one, result, _ = quick(modules, "warmup", tmp_path)
     last = modules["study"].last_of(result.curves)

@@ -185,6 +185,7 @@ def _grown_in_parts():
     return whole, seen, late, len(history["loss"])
 
 
+@pytest.mark.slow
 def test_executions_and_first_epochs_fit_a_batch_that_grows():
     [[expected, _]] = run_ranks(_grown_by_hand, 1)
     for weights, seen, late, epochs in run_ranks(_grown_in_parts, 2):
