@@ -179,7 +179,8 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
     if folder is None:
         expected = " or ".join(f"{data_dir / name}" for name in FOLDERS[split])
         raise FileNotFoundError(
-            f"Expected the folder {expected} with a folder for each class, found none."
+            f"Expected the folder {expected}, with a folder for each class in it, but "
+            "it does not exist."
         )
     reference = folders["train"] or folder
     names = _class_folders(reference)

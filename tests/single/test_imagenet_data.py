@@ -352,7 +352,12 @@ def folder_with(tmp_path, *names):
         ("tfds", (), {}, "Expected imagenet2012/5.1.0/dataset_info.json in "),
         ("tfds", (), {"label_offset": 2}, "--label_offset of 0 or 1, got 2"),
         ("tfrecord", (), {}, "Expected files like train-00000-of-01024"),
-        ("folder", (), {}, "Expected the folder .*/train with a folder for each class"),
+        (
+            "folder",
+            (),
+            {},
+            "Expected the folder .*/train, with a folder for each .* does not exist",
+        ),
         ("folder", ("train/a",), {}, "expected pictures .* in its 1 folders"),
         (
             "folder",

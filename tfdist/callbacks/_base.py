@@ -131,7 +131,7 @@ class RankCallback(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Compares the ranks before the first step of an epoch."""
+        """Before the first step of an epoch, compares epoch and rates of the ranks."""
         if self._compares:
             self._compares = False
             rates = common_rates_of(self.model, self._ranks)

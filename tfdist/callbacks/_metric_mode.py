@@ -26,7 +26,8 @@ def mode_of(monitor: str, model: keras.Model) -> str:
     if name.endswith("loss"):
         return "min"
     raise ValueError(
-        f"Expected monitor to be one of {sorted(modes)}, got {monitor!r}: the model "
-        "does not show whether a larger or a smaller value is better. Pass mode='max' "
-        "to keep the model with the largest value, or mode='min' for the smallest."
+        f"Expected monitor to be one of {sorted(modes)}, or a mode, got {monitor!r} "
+        "without a mode: it is unknown whether larger or smaller values are better. "
+        "Pass mode='max' to keep the model with the largest value, or mode='min' for "
+        "the smallest."
     )

@@ -134,7 +134,7 @@ class Stragglers(RankCallback):
         self._restart()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Discards measurements; undoes changes to the model if `fit` runs."""
+        """Discards the measurements; in `fit`, also undoes changes to the model."""
         self._forget()
         if self._is_compiled:
             super().on_train_end(logs)

@@ -15,13 +15,15 @@ import tensorflow as tf
 
 @tf.autograph.experimental.do_not_convert
 def check_not_parallel() -> None:
-    """Raises if the function being traced will be called for several elements at once.
+    """Raises if a collective is called in a function that will run in parallel.
 
-    Does not detect a collective in a `tf.function` that was traced earlier and is
-    called by the function that was passed to `map` or `interleave`.
+    This is a function passed to `map` or `interleave` with `num_parallel_calls`. If
+    it calls a `tf.function` that was traced earlier, collectives in the `tf.function`
+    are not detected.
 
     Raises:
-        ValueError: it will run in parallel; the message shows how to write the call.
+        ValueError: the function will run in parallel; the message shows how to write
+            the call of `map` or `interleave`.
     """
     graph = tf.compat.v1.get_default_graph()
     while not str(getattr(graph, "name", "")).startswith("Dataset_"):

@@ -179,7 +179,9 @@ def check_memory(fd: int, size: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise ShmFailedError(f"no sealed memory file was received: {error}") from error
+        raise ShmFailedError(
+            f"the other rank did not send a sealed shared-memory file: {error}"
+        ) from error
     found = os.fstat(fd).st_size
     if seals & _SEALS != _SEALS or found != size:
         raise ShmFailedError(

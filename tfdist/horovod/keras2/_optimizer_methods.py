@@ -70,9 +70,10 @@ def check_class(cls: type) -> None:
         if old:
             raise refuse(
                 f"An optimizer with {', '.join(old)} ({one.__qualname__})",
-                "Write super().__init__(learning_rate=..., name=...), "
-                "build(self, variables) with self.add_variable_from_reference(v, name) "
-                "for each, and update_step(self, gradient, variable, learning_rate).",
+                "Call super().__init__(learning_rate=..., name=...). Define "
+                "build(self, variables), which calls "
+                "self.add_variable_from_reference(v, name) for each variable v, and "
+                "update_step(self, gradient, variable, learning_rate).",
             )
 
 
