@@ -149,7 +149,7 @@ class BuildNative(build_ext):
         # Off by default: other compilers may have warnings that nobody has seen yet.
         # Always passed, because CMake keeps the value of an earlier call.
         strict = "ON" if os.environ.get("WERROR") == "1" else "OFF"
-        # What changes from here on is newer than the build (tfdist_ops/fresh.cmake).
+        # Files changed from here on are newer than the build (tfdist_ops/fresh.cmake).
         build_folder().mkdir(parents=True, exist_ok=True)
         begun = build_folder() / "begun"
         begun.touch()

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "xla"
-# What the wheels of some versions of TensorFlow lack.
+# Headers that the wheels of some versions of TensorFlow lack.
 HEADERS = (
     "tensorflow/compiler/tf2xla/xla_op_kernel.h",
     "xla/hlo/builder/xla_builder.h",

@@ -18,7 +18,7 @@ from helpers.deadline import PATIENCE, DeadlinePassedError
 # A plug-in would do the same by the same signal, and be one more thing to install.
 TEST_TIMEOUT_S = 120.0 * PATIENCE
 SLOW_TIMEOUT_S = 1200.0
-# What an engine says that cannot do something.
+# Messages of an engine that cannot do something.
 REFUSED = re.compile(
     r"The engine '\w+' cannot do this: [^.;]{1,60}"
     r"|Horovod does not reduce \w+ by \w+"

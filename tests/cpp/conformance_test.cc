@@ -108,7 +108,7 @@ TEST(every_row_over_every_transport) {
   }
 }
 
-// What a job of up to TFDIST_MESH_RANKS ranks is made of, at every size. Under ThreadSanitizer,
+// Rows that training on up to TFDIST_MESH_RANKS ranks uses, at every size. Under ThreadSanitizer,
 // which looks for races and not for sums, at two of them. Each with one share of the cells, and all
 // three shares with every row and transport; with --full all with every size too.
 TEST(the_rows_of_training_over_every_transport_and_size) {
@@ -209,7 +209,7 @@ TEST(links_count_what_the_schedule_sends) {
   }
 }
 
-// What cannot be done with the algorithm that is asked for is done with another one.
+// A collective that the requested algorithm cannot do runs with another one.
 TEST(a_torus_of_three_ranks_gives_way) {
   const AlgorithmEntry* torus =
       FindAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);

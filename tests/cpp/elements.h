@@ -26,7 +26,7 @@ std::vector<Cell> AllCells();
 
 bool IsSigned(DType dtype);
 
-// What rank `rank` has at `i`. Up to 16 of them stay in the range of every type, added or
+// The value of rank `rank` at `i`. Up to 16 of them stay in the range of every type, added or
 // multiplied.
 Element SmallValue(DType dtype, ReduceOp op, int rank, int64_t i);
 

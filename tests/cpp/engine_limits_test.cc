@@ -1,5 +1,5 @@
-// What a wrong leader, a slow callback, a fork or a bad bucket may not do: lose a `done`, write out
-// of bounds, wait for ever, keep the processor busy.
+// A wrong leader, a slow callback, a fork or a bad bucket must not lose a `done`, write out of
+// bounds, wait for ever or keep the processor busy.
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>

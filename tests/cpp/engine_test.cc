@@ -1,4 +1,4 @@
-// What happens when not everything goes well, and when many things go at once.
+// Failures, and many operations at once.
 #include <dirent.h>
 
 #include <algorithm>

@@ -16,7 +16,7 @@
 
 namespace tfdist {
 
-// What became of a request: null while it is under way.
+// The status with which a request ended: null while it is under way.
 using Done = std::shared_ptr<std::unique_ptr<Status>>;
 
 std::string TextOf(const Done& done);

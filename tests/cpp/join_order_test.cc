@@ -51,7 +51,7 @@ void Join(HandDriven* ranks, int rank, Round* round) {
   round->joined = ranks->Submit(rank, std::move(request));
 }
 
-// What came of a round, by rank.
+// Checks the outcome of a round, by rank.
 void Check(const std::vector<const Round*>& by_rank, const std::string& text) {
   size_t most = 0;
   for (const Round* round : by_rank) most = std::max(most, round->wanted);

@@ -1,4 +1,4 @@
-// What a broken peer can send, and what a broken set-up can hand over: every case is an error that
+// Garbage from a broken peer, and ends of links from a broken set-up: every case is an error that
 // names the peer, never a crash, never a wrong frame.
 #include <dirent.h>
 #include <fcntl.h>

@@ -102,7 +102,7 @@ TEST(small_payloads_go_to_other_lines_of_a_slot_when_its_turn_comes_again) {
   for (size_t place : {size_t{0}, stride, kCacheLine, stride + kCacheLine, size_t{0}}) {
     CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 40), place);
   }
-  // What has no room behind the last one begins the slot anew, be it nothing.
+  // A payload with no room behind the last one begins the slot anew, even an empty one.
   CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 100), stride);
   CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 0), kCacheLine);
   CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 0), size_t{stride});

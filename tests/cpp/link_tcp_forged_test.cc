@@ -27,7 +27,7 @@ struct Sent {
   std::string payload;
 };
 
-// What rank 0 sends: both lanes, empty frames, short and long ones.
+// The frames that rank 0 sends: on both lanes, empty, short and long ones.
 std::vector<Sent> Frames() {
   std::vector<Sent> frames;
   for (size_t i = 0; i < kFrames; ++i) {
@@ -164,7 +164,7 @@ TEST(frames_of_another_connection_or_direction_are_noticed) {
   Status error;
   CHECK_EQ(Deliver(&peer, recorded, frames, &error), size_t{0});
   CHECK(Noticed(error));
-  // What the link itself sent, sent back to it.
+  // Bytes that the link itself sent, sent back to it.
   TcpPeer mirror;
   CHECK(mirror.link->BeginSend(Lane::kControl, 8).data() != nullptr);
   mirror.link->CommitSend(Lane::kControl, FrameHeader());
@@ -194,7 +194,7 @@ TEST(a_stream_cut_anywhere_delivers_whole_frames_only) {
   }
 }
 
-// What CRC-32C alone cannot: bytes and checksum changed together, by somebody with no key.
+// CRC-32C alone cannot notice this: bytes and checksum changed together, by somebody with no key.
 TEST(a_payload_and_its_checksum_changed_together_are_noticed) {
   TcpPeer peer;
   FrameHeader header;

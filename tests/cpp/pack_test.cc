@@ -1,5 +1,5 @@
 // The pack kernels' plan and loops, run on the host: every block and thread of a launch in turn.
-// What only a GPU can show (the launch, the device's rounding) is in tests/gpu and `make gpu`.
+// Tests that need a GPU (the launch, the device's rounding) are in tests/gpu and `make gpu`.
 #include <cstring>
 #include <vector>
 

@@ -75,8 +75,8 @@ TEST(steps_that_overlap_are_predicted_as_soon_as_the_first_is_agreed_on) {
   });
 }
 
-// What has run once is run again with other memory, in place and not, two at a time, and rounds and
-// divides as it did; also right after the bucket was another one.
+// A bucket that has run once runs again with other memory, in place and not, two at a time, and
+// rounds and divides as it did; also right after its tensors have changed.
 TEST(a_bucket_may_lie_elsewhere_every_time) {
   for (const AlgorithmEntry& entry : Algorithms()) {
     if (entry.kind != CollectiveKind::kAllreduce) continue;

@@ -35,7 +35,7 @@ Config TestConfig();
 // Makes a row of the table the one that its collective uses. sendrecv has no choice.
 void SetAlgorithm(Config* config, const AlgorithmEntry& entry);
 
-// What the shared-memory links of one rank have in common.
+// The window that the shared-memory links of one rank share, and its file.
 struct RankWindow {
   RankWindow(const Config& config, int peers);
   UniqueFd file;
@@ -65,7 +65,7 @@ class Ranks {
   // Makes both ends of a link.
   using Connect = std::function<std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>>(int, int)>;
 
-  // What the rendezvous does for ranks that are processes: called by each side of a wanted link.
+  // Opens a link, as the rendezvous does for processes: called by each side of a wanted link.
   void Open(int rank, int peer, const Connect& connect);
 
   std::mutex mutex_;  // guards what Open uses while ranks run

@@ -45,7 +45,7 @@ bool IsNanBits(DType dtype, uint64_t bits) {
 
 size_t RealSize(DType dtype) { return DTypeSize(dtype) / (IsComplex(dtype) ? 2 : 1); }
 
-// What one real number of the type may trip over: zeros, subnormals, limits, infinities, NaNs that
+// Bits of difficult real numbers of the type: zeros, subnormals, limits, infinities, NaNs that
 // signal or carry something, and numbers of which two (or one, rounded to a half type) are a tie.
 std::vector<uint64_t> SpecialBits(DType dtype) {
   switch (dtype) {
@@ -141,7 +141,7 @@ void MakeNansEqual(DType dtype, uint8_t* data, size_t bytes) {
 
 constexpr size_t kMargin = 64;
 
-// What lies in both outputs and around them.
+// The bytes in both outputs and around them.
 Bytes Run(const Case& c, InstructionSet set) {
   std::vector<Bytes> shifted;
   std::vector<const uint8_t*> pointers;

@@ -345,7 +345,7 @@ TEST(a_float16_sum_beyond_its_range_survives_on_the_way) {
   CHECK_EQ(out, big);
 }
 
-// What goes to other ranks while it is computed is what this one keeps.
+// The bytes that go to other ranks while they are computed are those that this rank keeps.
 TEST(a_second_output_gets_the_bytes_of_the_first) {
   std::mt19937 random(19);
   for (DType dtype : kTypes) {

@@ -1,4 +1,4 @@
-// What one rank refuses on its own.
+// Requests that a rank refuses without asking the others.
 #include "scheduler/request_check.h"
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// What the bits of a reduction may depend on, with numbers whose sums round: not on the order in
-// which things happen, not on segments, not on what else is in the bucket; and half types are
-// rounded once.
+// The bits of a reduction, with numbers whose sums round: they depend not on the order in which
+// things happen, not on segments, not on what else is in the bucket; and half types are rounded
+// once.
 #include <cmath>
 #include <cstring>
 #include <string>

@@ -1,4 +1,4 @@
-// What every algorithm sends, against closed formulas: bytes and messages of each rank.
+// The traffic of every algorithm, against closed formulas: bytes and messages that each rank sends.
 //
 // K ranks; N bytes of data as they are, W bytes as partial results (float32 where the type is a
 // half type, else N). Formulas of ring, recursive doubling and halving, trees: R. Thakur, R.

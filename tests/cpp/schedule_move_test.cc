@@ -89,7 +89,7 @@ TEST(every_alltoall_of_every_type_and_split) {
   });
 }
 
-// What only passes through a rank lies in memory that is taken for it alone.
+// Slices that only pass through a rank lie in memory that is allocated for them alone.
 TEST(held_slices_are_those_of_the_ranks_below) {
   Setting s;
   s.entry = FindAlgorithm(CollectiveKind::kGather, "binomial", {0, 8, 0, {}}, DType::kInt8);

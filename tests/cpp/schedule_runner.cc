@@ -16,7 +16,7 @@ StreamKey Stream(int from, int to, const Step& step) {
   return {from, to, step.phase, step.label >= 0 ? step.label : step.slice};
 }
 
-// What is wrong with one step by itself, or "".
+// Checks one step by itself: returns what is wrong with it, or "".
 std::string CheckStep(const Schedule& schedule, int index, int rank, int size, int slices) {
   const Step& step = schedule.steps[static_cast<size_t>(index)];
   if (step.slice < 0 || step.slice >= slices) return "no such slice";

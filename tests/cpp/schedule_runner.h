@@ -49,7 +49,7 @@ class ScheduleRunner {
 
   std::string Run();
 
-  // What a rank sent.
+  // Payload bytes and frames that a rank sent.
   const SendCount& count(int rank) const { return counts_[static_cast<size_t>(rank)]; }
   const StepMemory& memory(int rank) const { return *memories_[static_cast<size_t>(rank)]; }
   // Segments that were written past the caches, unless they lay in place.

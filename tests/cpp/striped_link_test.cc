@@ -20,7 +20,7 @@ std::vector<int> Sockets(const Link& link) {
   return fds;
 }
 
-// What Pump of `link` says at last; fails after ten seconds without an error.
+// The error with which Pump of `link` ends; fails after ten seconds without one.
 Status Ended(Link* link) {
   const int64_t begin_us = NowUs();
   while (true) {

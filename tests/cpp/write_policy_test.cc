@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kBytes = size_t{128} << 10;
 
-// What a payload costs, in ns; one of the other phase costs ten times as much, as one that is
-// reduced does beside one that is copied.
+// The cost of a payload, in ns; in phase 1 it is ten times as much, like that of a payload that is
+// reduced beside one that is copied.
 struct Machine {
   double cached = 1;
   double streamed = 1;

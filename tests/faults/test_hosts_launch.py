@@ -671,7 +671,7 @@ def test_a_host_that_cannot_start_ranks_is_named(tmp_path, script, says, advice)
     assert done.stdout == ""  # no rank was started anywhere
 
 
-# What `docker exec -it` or `ssh -tt` do: COMMAND HOST LINE in a terminal, which echoes.
+# Like `docker exec -it` or `ssh -tt`: COMMAND HOST LINE in a terminal, which echoes.
 IN_A_TERMINAL = """
 import pty, sys
 sys.exit(pty.spawn(["sh", "-c", sys.argv[2]]))

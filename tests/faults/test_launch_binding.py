@@ -111,7 +111,7 @@ def test_warnings_know_the_threads_that_another_host_has_set_itself(tmp_path):
         assert f"warning: {THREADS}={here + 1}, but rank 1 may use" in done.stderr
         unequal = f"warning: rank 0 will have {here} TensorFlow threads, rank 1"
         assert unequal in done.stderr
-        # What is given with -x counts there too.
+        # Variables passed with -x count there too.
         words += ["-x", f"{THREADS}={here}"]
         done = run(tmp_path, *words, *show, TFDIST_ADDRESS=hosts.address)
         assert f"[rank 1] has {here}." in done.stdout

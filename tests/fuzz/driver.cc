@@ -6,7 +6,7 @@
 // code that nothing reached before (where the target is compiled with -fsanitize-coverage=trace-pc;
 // elsewhere every input is a change of a seed). The last input is written to the crash file before
 // it runs, so that it is there when the process ends; the same file as an argument runs it again.
-// What was found to reach something new goes into the folder to keep.
+// Inputs found to reach something new are saved in the folder of -keep.
 // The same seed and number of runs do the same everywhere.
 #include <sys/resource.h>
 

@@ -1,4 +1,4 @@
-// What a fuzz target defines, apart from libFuzzer's LLVMFuzzerTestOneInput.
+// The interface of a fuzz target: it defines Seeds, apart from libFuzzer's LLVMFuzzerTestOneInput.
 #ifndef TFDIST_TESTS_FUZZ_FUZZ_H_
 #define TFDIST_TESTS_FUZZ_FUZZ_H_
 

@@ -58,8 +58,8 @@ class Case {
     link_ = std::move(made.value());
   }
 
-  // What the link did not read must not be there for the next input. On a busy machine the kernel
-  // may still be carrying it over.
+  // Bytes that the link did not read must not be there for the next input. On a busy machine the
+  // kernel may still be carrying them over.
   ~Case() {
     tcp_info info{};
     do {

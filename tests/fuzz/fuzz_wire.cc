@@ -43,7 +43,7 @@ void CheckJoined(const RequestInfo& info) {
   FUZZ_CHECK(CheckRequest(*request, 4).ok() || !request->info.key.empty());
 }
 
-// What the leader computes with what came must be defined.
+// Values that the leader computes from a request that it receives must be defined.
 void CheckShapes(ByteSpan bytes) {
   RequestInfo info;
   if (!DecodeRequest(bytes, &info)) return;
@@ -59,7 +59,7 @@ void CheckInfos(ByteSpan bytes) {
   FUZZ_CHECK(response.infos.size() == (response.joined.empty() ? 0 : response.keys.size()));
 }
 
-// What a leader of four ranks makes of it.
+// A leader of four ranks handles the note of a rank that has joined.
 void CheckJoins(ByteSpan bytes) {
   JoinNote note;
   if (!DecodeJoin(bytes, &note)) return;

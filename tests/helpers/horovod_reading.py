@@ -37,7 +37,7 @@ MODULES = (
     "common.util",
     "data",
 )
-# What functions return has methods too; "of()" stands for it.
+# Objects that functions return have methods too: "f().m" is m of what f returns.
 MADE = {
     "tensorflow": ("DistributedGradientTape", "DistributedOptimizer"),
     "tensorflow.keras": ("DistributedOptimizer",),

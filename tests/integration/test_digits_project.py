@@ -86,7 +86,7 @@ def test_two_ranks_learn_and_leave_a_run_folder(copied):
     log = (latest / "log.txt").read_text().splitlines()
     assert log == [line.removeprefix("[rank 0] ") for line in done.stdout.splitlines()]
 
-    # What was saved is what was tested; without tfdist it is a model like any other.
+    # The saved model is the one tested; without tfdist it is a model like any other.
     model = keras.models.load_model(latest / "model.keras")
     data = dataset.load(settings.test_part, settings.seed)
     loss, accuracy = model.evaluate(*data.test, verbose=0)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
     not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
 )
 WHY_NOT = why_no_networks()
-# What `make test` tries with one MPI alone, as the other takes twice as long.
+# Tests that `make test` runs with MPICH alone, as Open MPI takes twice as long.
 OPEN_MPI_IS_SLOW = pytest.mark.parametrize(
     "kind", ["mpich", pytest.param("openmpi", marks=pytest.mark.slow)], indirect=True
 )

@@ -96,7 +96,7 @@ def test_the_mean_over_micro_batches_and_ranks_is_that_of_one_process(
         ranks = run_ranks(train_ranks, size, kind, eager)
         for state, reductions in ranks:
             assert reductions == UPDATES, kind
-            # What the ranks have not reduced yet is each rank's own; here nothing is.
+            # Gradients not reduced yet are each rank's own; here there are none.
             for a, b, first in zip(alone(kind, size), state, ranks[0][0], strict=True):
                 assert b.tobytes() == first.tobytes(), kind
                 np.testing.assert_allclose(

@@ -107,7 +107,7 @@ def test_a_signal_when_the_data_of_a_rank_have_ended_saves_and_ends_all(
     assert [own[:2] for own in results] == [[128 + signal.SIGTERM, n] for n in steps]
     for a, b in zip(results[0][2:], results[1][2:], strict=True):
         np.testing.assert_array_equal(a, b)
-    # What nobody knows yet is no reason to lose the work.
+    # A value that nobody knows yet (val_loss) is no reason to lose the work.
     assert checkpoints_in(tmp_path) == ["1-5-none.keras"]
 
 
@@ -365,7 +365,7 @@ def told_after_an_error(kinds):
             signal.signal(signal.SIGUSR1, before)
         found[kind] = [code, list(received), back]
 
-    # What is set after such a fit is there again after the next one.
+    # A handler that is set after such a fit is there again after the next one.
     before, stop = signal.getsignal(signal.SIGUSR1), stop_of()
     try:
         with contextlib.suppress(ZeroDivisionError):

@@ -19,7 +19,7 @@ def last_alone():
 
 # ---- tapes ----
 
-# What is traced too: the rest is the same in a graph, and tracing takes its time.
+# Cases that are traced too: the rest is the same in a graph, and tracing takes time.
 IN_GRAPH = ("sum", "average", "own", "named", "generic", "partial", "more")
 
 

@@ -1,4 +1,4 @@
-// What goes wrong in a simulated world of engines, and when.
+// Faults in a simulated world of engines, and when they happen.
 #include <algorithm>
 
 #include "engine_world.h"

@@ -1,5 +1,5 @@
-// What simulated ranks run: phases of operations, the same on all ranks, and the values that go in
-// and must come out. Values without an engine.
+// Programs of simulated ranks: phases of operations, the same on all ranks, and the values that go
+// in and must come out. Values without an engine.
 #ifndef TFDIST_TESTS_SIM_ENGINE_PROGRAM_H_
 #define TFDIST_TESTS_SIM_ENGINE_PROGRAM_H_
 
@@ -70,7 +70,7 @@ void AddJoins(Program* program, Rng* rng);
 // Rows of `rank`'s input, the shape, the values as bytes.
 int64_t InputRows(const Call& call, int rank);
 std::vector<uint8_t> Input(const Call& call, int rank);
-// What `rank` must find in its output.
+// The bytes that `rank` must find in its output.
 std::vector<uint8_t> Expected(const Call& call, int rank);
 
 }  // namespace tfdist::sim

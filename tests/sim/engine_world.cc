@@ -21,7 +21,7 @@ std::vector<int32_t> Ranks32(const std::vector<int>& ranks) {
   return std::vector<int32_t>(ranks.begin(), ranks.end());
 }
 
-// What comes twice under a name comes in the order of places, wherever that stands.
+// Calls with the same key come in the order of their places, wherever they stand in `calls`.
 void KeepOrder(std::vector<Call>* calls) {
   std::map<std::string, std::vector<Call>> by_key;
   for (const Call& call : *calls) by_key[call.key].push_back(call);
@@ -184,7 +184,7 @@ void EngineWorld::ScheduleTurn(int rank, int64_t at_us) {
   });
 }
 
-// What runtime/progress.cc does.
+// One turn of the rank's engine, as in runtime/progress.cc.
 void EngineWorld::Turn(Rank* rank) {
   if (rank->engine == nullptr) return;
   const int64_t now_us = queue_.now_us();
@@ -520,7 +520,7 @@ void EngineWorld::CheckVerdict() {
     }
     if (config_.atomic_steps == 0) continue;
     for (const auto& [group, buckets] : own->applied) {
-      // What a rank takes part in after it has joined is not seen here.
+      // Buckets in which a rank takes part after it has joined are not seen here.
       if (Joins(*own, group) || Joins(*first, group)) continue;
       const int steps = buckets.begin()->second;
       for (const auto& [bucket, count] : buckets) {

@@ -6,8 +6,8 @@
 // A rank that has nothing to do but wait says so now and then, as the thread of
 // `tfdist.core.deadlock` does.
 //
-// What must hold: whatever ends OK has the right result; whatever was submitted ends, once, within
-// its deadline; where nothing failed, everything ends OK; at the end nothing is held.
+// Invariants: whatever ends OK has the right result; whatever was submitted ends, once, within its
+// deadline; where nothing failed, everything ends OK; at the end nothing is held.
 #ifndef TFDIST_TESTS_SIM_ENGINE_WORLD_H_
 #define TFDIST_TESTS_SIM_ENGINE_WORLD_H_
 

@@ -1,5 +1,5 @@
-// What must hold in a simulated world, whenever a rank releases a step or ends a generation, and at
-// the end.
+// Invariants of a simulated world: checked whenever a rank releases a step or ends a generation,
+// and at the end.
 #include <algorithm>
 #include <sstream>
 

@@ -1,4 +1,4 @@
-// What goes wrong in a simulated world, and when.
+// Faults in a simulated world, and when they happen.
 #include <algorithm>
 
 #include "membership_sim.h"

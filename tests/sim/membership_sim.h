@@ -83,7 +83,7 @@ class MembershipSim {
     std::map<uint64_t, std::vector<Step>> applied;  // by group
     int64_t last_applied_us = 0;
     int64_t outcome_us = -1;  // of the first generation
-    // What happens to it after so many more messages of a kind (0: any kind).
+    // The fault that hits it after so many more messages of a kind (0: any kind).
     enum class Armed : uint8_t { kKill, kStop, kIsolate };
     Armed armed = Armed::kKill;
     int armed_sends = -1;
@@ -130,7 +130,7 @@ class MembershipSim {
   void CheckDeadlines(Node* node);
   ProcessState StateOf(const Node& node) const;
 
-  // What must hold.
+  // Invariants (membership_checks.cc).
   void CheckRelease(const Node& node, const CommitPoint& point);
   void CheckVerdict(const Node& node, const Verdict& verdict);
   void CheckSuspicion(const Node& node, int peer);

@@ -56,7 +56,7 @@ struct SimPipe {
   bool Ended() const;
 };
 
-// What the links of one rank send from, like the window of shm: what one of them has sent last.
+// Send memory of one rank's links, like the window of shm: the last payload that one of them sent.
 struct SimMemory {
   std::vector<uint8_t> last;
 };
@@ -87,7 +87,7 @@ class SimLink : public Link {
   bool ClaimVerdict() override { return in_->Settle(SimPipe::Verdict::kClaimed); }
 
   size_t held() const { return held_[0].size() + held_[1].size(); }
-  // What the caller did wrong, if anything: a send that was not opened, a frame released twice.
+  // Misuse by the caller, if any: a send that was not opened, a frame released twice.
   const std::string& misuse() const { return misuse_; }
 
  private:

@@ -122,7 +122,7 @@ def test_an_algorithm_that_nothing_has_is_refused_before_ranks_start(capsys):
 
 @pytest.mark.parametrize("names", ["auto,star", "star,all"])
 def test_auto_and_all_stand_alone(names, capsys):
-    # What auto takes would be counted under the name of it, at some of the sizes.
+    # At some of the sizes, auto would be counted under the name of its choice.
     with pytest.raises(SystemExit) as caught:
         main(["bench", "-np", "2", "--operations", "reduce", "--algorithms", names])
     assert caught.value.code == 2

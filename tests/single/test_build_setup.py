@@ -78,7 +78,7 @@ def test_a_tensorflow_that_does_not_import_shows_why(script, monkeypatch, tmp_pa
 def test_the_answer_about_tensorflow_is_kept(script, monkeypatch, tmp_path):
     function = script["find_tensorflow"]
     monkeypatch.setitem(function.__globals__, "build_folder", lambda: tmp_path)
-    # What was built was told by the real question, which takes seconds.
+    # The build asked the real question, which takes seconds; this one is quick.
     answer = "print('some noise'); print('{\"version\": \"2.99\"}')"
     monkeypatch.setitem(function.__globals__, "QUESTION", answer)
     first = function()

@@ -19,7 +19,7 @@ from tfdist.training.metric_states import (
 
 ROWS = 29
 CLASSES = 4
-# What a class needs to be made; and which data it takes.
+# Arguments that a class needs to be made; and the classes that take sparse labels.
 ARGUMENTS = {
     "SensitivityAtSpecificity": {"specificity": 0.4},
     "SpecificityAtSensitivity": {"sensitivity": 0.4},

@@ -61,7 +61,7 @@ TWO_SOCKETS = machine(2, 4, 2)  # 0-3 and 8-11 in the first one, 4-7 and 12-15
         (machine(2, 4, 1, nodes=2), 4, "numa", ["0-1", "2-3", "4-5", "6-7"]),
         (machine(2, 4, 1, nodes=2), 2, "numa", ["0-1", "4-5"]),
         (machine(2, 4, 1, nodes=2), 2, "socket", ["0-3", "4-7"]),
-        # What a control group leaves: one thread of core 0, both of 5 and 6.
+        # Processors left by a control group: one thread of core 0, both of 5 and 6.
         (only(TWO_SOCKETS, 0, 5, 6, 13, 14), 3, "core", ["0", "5,13", "6,14"]),
         (only(TWO_SOCKETS, 0, 5, 6, 13, 14), 2, "slice", ["0,5", "6,13"]),
         (only(TWO_SOCKETS, 0, 5, 6, 13, 14), 3, "slice", ["0", "5", "6"]),

@@ -201,7 +201,7 @@ def test_nothing_leaves_the_machine(small, tmp_path):
         assert "AF_INET" not in trace.read_text()
 
 
-# What is wrong with what is asked for, or with the tars.
+# Errors in the arguments, or in the tars.
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ def test_a_second_start_takes_the_index_that_was_kept(monkeypatch, caplog):
     assert len(part) == 5
     assert counter.take() == names[:2]
     assert start() == names
-    # What is no index.
+    # Content that is no index.
     good = cache.read_bytes()
     at = good.rindex(b"counts.npy") - 46 + 10  # the method of compression
     damaged = good[:at] + b"\x63" + good[at + 1 :]

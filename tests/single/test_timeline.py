@@ -318,7 +318,7 @@ def test_a_torn_line_and_a_file_that_was_turned_are_read(tmp_path):
     assert [op["name"] for op in own.operations] == ["a", "b"]
     assert not own.complete
     assert not parts.has_ended(path)
-    # What is of another run is not ours.
+    # The old file of another run is not ours.
     write(tmp_path, 1, operation("c", 1, 2), name="rank-1.jsonl.old", run="b")
     assert [op["name"] for op in parts.read(path).operations] == ["b"]
 

@@ -37,8 +37,8 @@
 
 namespace tfdist {
 
-// What is done to the sum (or minimum, ...) at the end: first divided, then multiplied. Dividing is
-// what an average does; it is exact where multiplying by 1/size is not. Integer division truncates
+// Applied to the sum (or minimum, ...) at the end: first divided, then multiplied. Dividing is what
+// an average does; it is exact where multiplying by 1/size is not. Integer division truncates
 // toward zero. `multiply` must be 1 for integers and bool (checked before).
 struct Finish {
   int64_t divide = 1;

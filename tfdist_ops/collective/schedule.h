@@ -92,7 +92,7 @@ const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", "reduce_sc
 bool HasRoot(CollectiveKind kind);
 bool Reduces(CollectiveKind kind);  // computes; the others carry any type as bytes
 
-// What a schedule depends on. Ranks are indices within the process set of the collective.
+// Parameters of a schedule. Ranks are indices within the process set of the collective.
 struct ScheduleArgs {
   int rank = 0;
   int size = 1;
@@ -128,7 +128,7 @@ int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args);
 const std::vector<AlgorithmEntry>& Algorithms();
 
 // The first row of that name, or of any for "auto", that supports the case; null: there is none.
-// What "auto" takes by size and topology: selection.h.
+// The choice of "auto" by size and topology: selection.h.
 const AlgorithmEntry* FindAlgorithm(CollectiveKind kind, const std::string& name,
                                     const ScheduleArgs& args, DType dtype);
 

@@ -63,8 +63,8 @@ const AlgorithmEntry* KeepBits(const AlgorithmEntry* alone, const AlgorithmEntry
 // 20 (1994).
 int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int64_t less, int size);
 
-// What a link between hosts carries in the time that one more message takes: 33 us at 1 Gbit/s, 3
-// us at 10 Gbit/s. A tuning file replaces this estimate.
+// Bytes that a link between hosts carries in the time that one more message takes: 33 us at 1
+// Gbit/s, 3 us at 10 Gbit/s. A tuning file replaces this estimate.
 constexpr int64_t kMessageBytes = int64_t{4} << 10;
 constexpr int64_t kMostCrossover = int64_t{256} << 10;
 // Inside a host, a message costs more than adding up to this many bytes on every rank.

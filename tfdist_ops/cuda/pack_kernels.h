@@ -42,7 +42,7 @@ TFDIST_CUDA_EXPORT int32_t tfdist_cuda_pack(const tfdist_cuda_batch* batch, void
 /* tensor[i] = cast(buffer[offset + i] * scale). */
 TFDIST_CUDA_EXPORT int32_t tfdist_cuda_unpack(const tfdist_cuda_batch* batch, void* stream);
 
-/* What went wrong in the calling thread's last failed call. */
+/* The error of the calling thread's last failed call, as text. */
 TFDIST_CUDA_EXPORT const char* tfdist_cuda_last_error(void);
 
 /* ---- for checks and benchmarks without another CUDA library ---- */

@@ -1,4 +1,4 @@
-// What one block of the pack kernels does: element types, conversion, and the copy of one tile.
+// The work of one block of the pack kernels: element types, conversion, and the copy of one tile.
 // Compiled for the device by pack_kernels.cu and for the host by tests/cpp/pack_test.cc.
 #ifndef TFDIST_OPS_CUDA_PACK_TILE_H_
 #define TFDIST_OPS_CUDA_PACK_TILE_H_

@@ -19,7 +19,7 @@
 // because a commit is announced only after all members have completed it. All later steps are
 // discarded on every rank.
 //
-// What the caller must do:
+// Duties of the caller:
 //   - number the steps of a group from 1 in every generation, call Complete once a step, in order,
 //     and not start a step before the one before it was released;
 //   - send TakeMessages(), hand what arrives to Receive, run the `done`s of TakeReleased();

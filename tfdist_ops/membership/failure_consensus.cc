@@ -146,7 +146,7 @@ bool FailureConsensus::Learn(const Evidence& evidence) {
 }
 
 void FailureConsensus::Changed() {
-  // What was proposed for a smaller F is abandoned; what was accepted stays.
+  // A proposal for a smaller F is abandoned; an accepted one stays.
   if (proposed_for_ != Failed()) {
     proposed_.reset();
     accepts_.clear();

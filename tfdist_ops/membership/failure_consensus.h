@@ -14,7 +14,7 @@
 // majority in spite of wrong suspicions: T. D. Chandra, S. Toueg, "Unreliable Failure Detectors for
 // Reliable Distributed Systems", J. ACM 43 (1996).
 //
-// What the caller must do, all on one thread:
+// Duties of the caller, all on one thread:
 //   - call AddEvidence for what it sees: the monitor's evidence, the end of a link, a deadline;
 //     evidence.certain as membership/heartbeat.h says. A new generation's
 //     FailureConsensus must be told again of every link that ended before the generation began, and

@@ -2,7 +2,7 @@
 // threads. It turns silence and process states into Evidence; membership/failure_consensus.h
 // decides.
 //
-// What the caller must do, all on one thread:
+// Duties of the caller, all on one thread:
 //   - call Tick(now_us) at least once a period, send the returned beats on the control lane, and
 //     hand the returned evidence to FailureConsensus::AddEvidence;
 //   - before Tick, for every peer in WantProcessState(), read the state of its process

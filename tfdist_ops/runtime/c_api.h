@@ -244,8 +244,8 @@ TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* de
                                             uint8_t* present, int32_t count, double timeout_s,
                                             char* id);
 
-/* What this rank knows of a group without asking: 1 when it was registered, with `present` and `id`
- * as above; else 0. The same on all ranks, also on one that had joined meanwhile. */
+/* Looks up a group without asking other ranks: 1 when it was registered, with `present` and `id` as
+ * above; else 0. The same on all ranks, also on one that had joined meanwhile. */
 TFDIST_EXPORT int32_t tfdist_find_group(uint32_t process_set, const char* description,
                                         uint8_t* present, int32_t count, char* id);
 

@@ -18,7 +18,7 @@ Status BadArgument(const std::string& text);
 
 // Closes the descriptors of `count` links that nobody has taken.
 void CloseLinks(const tfdist_link* links, int32_t count);
-// What all links of a rank share; not owned.
+// State that all links of a rank share; not owned.
 struct OwnEnd {
   int doorbell_fd = -1;
   std::shared_ptr<ShmWindow> window;

@@ -97,7 +97,7 @@ StatusOr<std::vector<tfdist::TuningRule>> CopyTuning(const tfdist_world& in) {
   return out;
 }
 
-// What the runtime knows of the world: everything but its links.
+// State of the world, except for its links.
 StatusOr<tfdist::World> MakeWorld(const tfdist_world& in) {
   StatusOr<std::vector<int32_t>> host_of = HostOf(in);
   if (!host_of.ok()) return host_of.status();

@@ -1,5 +1,5 @@
-// What the files of the C interface share: the one rank of this process, and errors on their way
-// out.
+// State shared by the files of the C interface: the one rank of this process, and errors on their
+// way out.
 #ifndef TFDIST_OPS_RUNTIME_PROCESS_STATE_H_
 #define TFDIST_OPS_RUNTIME_PROCESS_STATE_H_
 

@@ -228,7 +228,7 @@ void Progress::Run() {
       last_move_us = NowUs();
     }
   }
-  // What was pushed before Stop still runs; then nothing is left to wait for.
+  // Commands pushed before Stop still run; then nothing is left to wait for.
   Turn(NowUs());
   engine_->Stop(NowUs());
 }
@@ -300,8 +300,8 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
     for (int i = 0; i < kLastTurns && (i == 0 || moved); ++i) moved = Turn(NowUs());
   }
   engine_->FlushAll();  // there may have been no turn since the operation began
-  // What is left, to do or to write, is the progress thread's. It sleeps on: what comes for an idle
-  // rank wakes it.
+  // The rest, to do or to write, is left to the progress thread. If there is none, it sleeps on:
+  // whatever comes for an idle rank wakes it.
   if (asleep_ && (moved || engine_->waiting() || Unwritten())) Wake();
   return true;
 }

@@ -427,7 +427,7 @@ void Runtime::ForwardTimeline() {
   });
 }
 
-// What other ranks have to know of it, while the engine can still tell them.
+// Forwards the last lines while the engine can still send; rank 0 waits for those of the others.
 void Runtime::EndTimeline(double timeout_s) {
   if (writer_ == nullptr) return;
   writer_->EndForward();

@@ -186,7 +186,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
       if (!IsBucket(*later)) set->CountSubmission(later.get());
     }
   }
-  // What came after it may need no agreement any more.
+  // Requests queued behind it may need no agreement any more.
   while (!queue.empty() &&
          set->book.Predictable(queue.front()->info.predicted, queue.front()->info)) {
     std::unique_ptr<Request> next = std::move(queue.front());
@@ -326,7 +326,7 @@ bool Engine::Poll(int64_t now_us) {
     bool read = control_.Read(peer, now_us);
     read |= data_lane_.Read(peer, now_us);
     moved |= read;
-    // What a peer sent before it went away still counts.
+    // Frames that a peer sent before it went away still count.
     if (!lost.ok() && !read) {
       moved = true;
       LosePeer(peer, lost, now_us);

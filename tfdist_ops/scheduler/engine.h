@@ -88,8 +88,8 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void Leave(int64_t now_us);
   bool Left() const;
 
-  // What happens from now on is recorded there; null: nothing is. The owner keeps it alive until
-  // the engine is gone, or has another one.
+  // Records all that happens from now on there; null: records nothing. The owner keeps it alive
+  // until the engine is gone, or has another one.
   void SetTimeline(Timeline* timeline) { recorder_.SetTimeline(timeline); }
   // Sends lines of it to rank 0, unless too many wait to be sent already.
   void SendTimeline(std::string lines) { recorder_.SendLines(std::move(lines)); }

@@ -36,7 +36,7 @@ namespace tfdist {
 
 constexpr char kJoinKey[] = "join";
 
-// What a rank that has joined asks for, where another one asks for `info`.
+// The request of a rank that has joined, where another one asks for `info`.
 RequestInfo JoinedInfo(const RequestInfo& info, int set_size);
 
 // Whether the others may call this while ranks have joined. If not, an error for all ranks: process
@@ -52,7 +52,7 @@ using JoinedRanks = std::map<int32_t, std::vector<uint64_t>>;
 // How many ranks of `size` call the predicted operation themselves.
 int Contributors(const JoinedRanks& joined, int size, uint64_t ticket);
 
-// What the leader of a process set knows of the ranks that have joined.
+// The leader's record of the ranks of a process set that have joined.
 class Joins {
  public:
   explicit Joins(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}

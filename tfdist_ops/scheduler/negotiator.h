@@ -63,7 +63,7 @@ class Negotiator {
   void Join(int rank);
   void EndJoin() { joined_.clear(); }
 
-  // What can be announced now, in ticket order.
+  // Responses that can be announced now, in ticket order.
   std::vector<Response> TakeResponses();
 
   // Keys older than `warning_us` that were not reported within the last `warning_us`.
@@ -76,7 +76,7 @@ class Negotiator {
   std::map<std::string, std::vector<int32_t>> Missing() const;
   // Whether some key waits for `rank`.
   bool WaitsFor(int rank) const;
-  // What `rank` has announced under a key that is not agreed on yet; null: nothing.
+  // The request that `rank` has announced under a key that is not agreed on yet; null: none.
   const RequestInfo* Announced(int rank, const std::string& key) const;
   // The group that `rank` waits to register; null: none.
   const RequestInfo* Registration(int rank) const;
@@ -89,7 +89,7 @@ class Negotiator {
     int64_t since_us = 0;
     int64_t reported_us = 0;
   };
-  // What all ranks are ready for.
+  // A request that all ranks are ready for.
   struct Ready {
     std::vector<RequestInfo> by_rank;
     std::vector<int32_t> joined;  // those that have joined, and did not ask for it

@@ -78,8 +78,8 @@ struct ProcessSet : SetView {
   std::string Text() const;
   // Counts a submission: gives it the ticket that it has if it is predicted (ticket_order.h).
   void CountSubmission(Request* request);
-  // What the ranks have agreed on, or not, about a submission. `number`: by which its key is
-  // predicted from now on; 0: as before.
+  // Records whether the ranks have agreed on a submission. `number`: by which its key is predicted
+  // from now on; 0: as before.
   void NoteOutcome(const Request& request, bool agreed, uint32_t number);
   bool busy() const { return !idle() || joining != nullptr; }
   bool idle() const {  // but for joining

@@ -5,7 +5,7 @@
 namespace tfdist {
 namespace {
 
-// What ranks must agree on; the numbers first, which differ more often.
+// Fields that ranks must agree on; the numbers first, which differ more often.
 auto Agreed(const RequestInfo& i) {
   return std::tie(i.kind, i.dtype, i.op, i.root, i.peer, i.prescale, i.postscale, i.bucket,
                   i.bucket_index, i.bucket_count, i.key, i.group, i.shapes, i.sizes, i.hints,

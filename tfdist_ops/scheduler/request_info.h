@@ -41,7 +41,7 @@ struct RequestInfo {
   std::vector<uint8_t> present;
   // The ticket that it has if it is predicted (ticket_order.h); 0: it can't be.
   uint64_t predicted = 0;
-  // What a rank that has joined needs to take part (join.h). Of allreduce, reduce, broadcast: the
+  // Needed by a rank that has joined, to take part (join.h). Of allreduce, reduce, broadcast: the
   // elements and the hint (slicing.h) of each tensor; of a bucket and kRegister: the group's id.
   std::vector<int64_t> sizes;
   std::vector<uint64_t> hints;

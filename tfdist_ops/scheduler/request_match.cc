@@ -75,7 +75,7 @@ std::string ShapesText(const RequestInfo& info) {
   return text;
 }
 
-// What a bucket is made of: how many tensors, and in which order, as a number.
+// The tensors of a bucket as text: how many, and in which order, as a number.
 std::string TensorsText(const RequestInfo& info) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, by words
   const auto add = [&hash](uint64_t word) { hash = (hash ^ word) * uint64_t{0x100000001b3}; };
@@ -168,7 +168,7 @@ Status CheckRoot(const Requests& by_index, const Members& members) {
   return Invalid(key, "the root is", faults, "Name a rank that takes part.");
 }
 
-// What is wrong with the splits of one rank; "": nothing.
+// The error in the splits of one rank; "": none.
 std::string SplitsFault(const RequestInfo& info, size_t size) {
   const int64_t rows = FirstDimension(info.shapes[0]);
   const std::string has = "its tensor has " + std::to_string(rows) + " rows";
@@ -246,7 +246,7 @@ Status CheckReduction(const Requests& by_index, const Members& members) {
   return Status();
 }
 
-// What ranks that change the process sets disagree on.
+// Checks that ranks change the process sets by the same call, and that a set to remove is idle.
 Status CheckSetChange(const Requests& by_index, const Members& members) {
   const bool adds = by_index[0].kind == CollectiveKind::kAddSet;
   const std::string text = Differences(by_index, members, [&](const RequestInfo& i) {

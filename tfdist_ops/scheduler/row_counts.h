@@ -26,7 +26,7 @@ std::vector<int64_t> EvenSplits(int64_t rows, int size);
 // `info.splits`, or the default for them.
 std::vector<int64_t> SplitsOf(const RequestInfo& info, int size);
 
-// What the leader announces, from requests that agree (CheckRequestsMatch), by index:
+// Row counts that the leader announces, from requests that agree (CheckRequestsMatch), by index:
 //   allgather, gather: the rows that each rank has
 //   reduce_scatter, scatter: the rows that each rank gets
 //   alltoall: size * size numbers, what rank i sends to rank j at i * size + j

@@ -69,8 +69,8 @@ Status StallTracker::FindMismatch(const Negotiator& negotiator, int64_t now_us) 
 
 namespace {
 
-// What a rank asks for instead of `ticket`; null when it is a later step of the same bucket: then
-// it has taken part in this one.
+// The request that a rank makes instead of `ticket`; null when it is a later step of the same
+// bucket: then it has taken part in this one.
 const RequestInfo* Instead(const RequestInfo* announced, uint64_t ticket) {
   if (announced == nullptr || BucketKey(announced->predicted) != BucketKey(ticket)) {
     return announced;

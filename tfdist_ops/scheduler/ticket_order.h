@@ -66,7 +66,7 @@ Turn TurnOf(uint64_t ticket);
 // The bucket of a predicted ticket, whatever its sequence.
 uint64_t BucketKey(uint64_t ticket);
 
-// What one rank remembers of the buckets of one process set.
+// One rank's record of the buckets of one process set.
 class BucketBook {
  public:
   // Counts a submission. Returns its predicted ticket, 0 when it can't have one.

@@ -84,7 +84,7 @@ class Operation {
     group_ = group;
     request_.group = group_.c_str();
   }
-  // What is submitted; the tensors and callbacks are filled in by Submit.
+  // The request to submit; the tensors and callbacks are filled in by Submit.
   tfdist_request& request() { return request_; }
 
   // `output` is null where `allocate` gives it. `input` must stay alive until `done`; a kernel's
@@ -140,8 +140,8 @@ int32_t WorldSize();
 // each partner separately.
 void NamePair(Operation* op, int32_t sender, int32_t receiver);
 
-// What all collective kernels share: the attributes below, where the operation has them, and the
-// way from ComputeAsync to the core.
+// Base of all collective kernels: the attributes below, where the operation has them, and the way
+// from ComputeAsync to the core.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
   CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind);

@@ -17,7 +17,7 @@ struct Letter {
   FrameBuffer buffer;
 };
 
-// What both ends share. Side 0 is the initiator's.
+// State shared by both ends. Side 0 is the initiator's.
 struct Pipe {
   struct Side {
     std::deque<Letter> inbox[kLanes];

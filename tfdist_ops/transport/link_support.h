@@ -1,5 +1,5 @@
-// What the transports share: owned descriptors, doorbells, the checks on a frame that came from a
-// peer, and the errors of a link.
+// Helpers shared by the transports: owned descriptors, doorbells, the checks on a frame that came
+// from a peer, and the errors of a link.
 #ifndef TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
 #define TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
 

@@ -31,7 +31,7 @@ typedef struct tfdist_messages {
   int32_t (*test)(void* context, uint64_t* request, size_t* bytes);
   /* Asks a receive to end without a message, if none has come; `test` says when it has. */
   int32_t (*cancel)(void* context, uint64_t* request);
-  /* What the last error of the calling thread was; valid until the next call. */
+  /* The last error of the calling thread, as text; valid until the next call. */
   const char* (*error)(void* context);
 } tfdist_messages;
 

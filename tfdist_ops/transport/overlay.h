@@ -105,7 +105,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   };
 
   Peer& At(int peer) { return peers_[static_cast<size_t>(peer)]; }
-  // What OverlayLink does.
+  // Called by OverlayLink.
   Status Pump(int peer, bool* moved);
   bool PollControl(int peer, InFrame* frame);
   void ReleaseControl(int peer, const InFrame& frame);

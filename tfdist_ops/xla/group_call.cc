@@ -1,6 +1,6 @@
-// What runs in the place of the custom call: hands every bucket of the group to the core, waits for
-// all of them, returns one error or none. Compiles in seconds: XLA's headers of this interface
-// stand alone.
+// Runs in the place of the custom call: hands every bucket of the group to the core, waits for all
+// of them, returns one error or none. Compiles in seconds: XLA's headers of this interface stand
+// alone.
 //
 // It blocks the thread that runs the compiled step. That thread has nothing else to do, since XLA
 // runs one custom call at a time on the processor; the core does its work on threads of its own.
