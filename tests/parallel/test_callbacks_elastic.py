@@ -56,6 +56,18 @@ def _fit_default():
     return _fit()
 
 
+def _replaced_by_elastic():
+    """Whether a fit in a job that is not elastic replaces methods of the optimizer."""
+    kept = []
+
+    class Keeps(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            kept.append("assign_add" in vars(self.model.optimizer))
+
+    _fit(epochs=1, callbacks=[Keeps()])
+    return kept
+
+
 def _by_hand(global_batch=GLOBAL_BATCH, steps=3 * (ROWS // GLOBAL_BATCH)):
     """One process, with the batches of `samples_of_step`."""
     keras.utils.clear_session()
@@ -73,6 +85,10 @@ def _by_hand(global_batch=GLOBAL_BATCH, steps=3 * (ROWS // GLOBAL_BATCH)):
         model.train_on_batch(x[rows], y[rows])
     loss = model.evaluate(x, y, verbose=0)
     return [w.tolist() for w in model.get_weights()], loss
+
+
+def test_the_optimizer_stays_as_it_is_where_no_rank_is_replaced():
+    assert run_ranks(_replaced_by_elastic, 1) == [[False]]
 
 
 def test_unequal_parts_of_a_batch_count_by_their_samples():

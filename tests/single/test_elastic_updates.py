@@ -7,6 +7,16 @@ import tensorflow as tf
 
 from tfdist.elastic.updates import update_out_of_place
 
+
+class AddsASum(keras.optimizers.SGD):
+    """Updates by a sum, whose terms Grappler adds to a variable one by one."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(variable, 0.1 * tf.sin(gradient) - learning_rate * gradient)
+        self.assign_add(variable, 0.1 * tf.sin(gradient) + 0.3 * gradient)
+        self.assign_sub(variable, -(0.1 * tf.cos(gradient) + 0.7 * gradient))
+
+
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
@@ -14,6 +24,7 @@ OPTIMIZERS = {
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.RMSprop(0.1, momentum=0.5)
     ),
+    "sums": lambda: AddsASum(0.1),
 }
 IN_PLACE = {"AssignAddVariableOp", "AssignSubVariableOp"}
 
@@ -80,6 +91,8 @@ def test_a_model_without_an_optimizer_and_updates_of_a_class_stay():
         def assign_add(self, variable, value):
             super().assign_add(variable, value)
 
-    optimizer = Counting()
-    update_out_of_place([keras.Sequential([keras.Input((1,))]), optimizer])
+    optimizer, other = Counting(), keras.optimizers.SGD()
+    other.assign_add = own = lambda variable, value: None
+    update_out_of_place([keras.Sequential([keras.Input((1,))]), optimizer, other])
     assert "assign_add" not in vars(optimizer)
+    assert other.assign_add is own

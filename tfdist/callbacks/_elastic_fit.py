@@ -110,7 +110,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._hooks = {id(one): overridden_hooks(one) for one in self._list.callbacks}
         self._stop_on_signal = self._find(StopOnSignal)
         is_newcomer = self._generations.is_newcomer
-        self._state.begin(is_newcomer=is_newcomer)
+        self._state.begin(self._generations)
         if not is_newcomer:
             self._begin_after(broadcast_object(self._start, name="elastic.start"))
         if self._generations.is_elastic:

@@ -23,6 +23,7 @@ from tfdist.collectives.per_rank_variables import note_broadcast
 from tfdist.collectives.signature import describe_variable
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
+from tfdist.core.generations import Generations
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.sharing import NEWCOMER_COMMITS, Newest, check_arrived
 from tfdist.elastic.snapshot import Snapshot
@@ -102,16 +103,17 @@ class FitState:
         self.position = self._kept_position = FitPosition(0, 0)
         self._ranks: dict[int, int] = {}  # generation → rank of this process in it
 
-    def begin(self, *, is_newcomer: bool) -> None:
+    def begin(self, generations: Generations) -> None:
         """Gives all ranks the state of rank 0; a newcomer gets it when it joins."""
-        if is_newcomer:
+        if generations.is_newcomer:
             self.completed = NEWCOMER_COMMITS
             note_broadcast(self.variables)  # tracing depends on this note
         else:
             broadcast_variables(self.variables)
             self._ranks[runtime.generation()] = runtime.rank()
         self._seeds.set_for_rank()
-        update_out_of_place(optimizers_of(self._model))
+        if generations.is_elastic:  # else no snapshot is saved after a step
+            update_out_of_place(optimizers_of(self._model))
         self._snapshot = Snapshot(self.variables)
 
     def describe(self) -> list[str]:

@@ -8,6 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+# Operations whose result may be a sum, and operations that Grappler looks through.
+_SUMS = ("Add", "AddV2", "AddN", "PartitionedCall", "StatefulPartitionedCall")
+_TRANSPARENT = ("Identity", "Neg")
+
 
 def update_out_of_place(objects: Iterable[Any]) -> None:
     """Lets Keras optimizers write new values of variables to new memory.
@@ -36,7 +40,7 @@ def update_out_of_place(objects: Iterable[Any]) -> None:
         is_model = isinstance(one, keras.Model)
         optimizer = getattr(one, "optimizer", None) if is_model else one
         for part in _parts_of(optimizer):
-            if not _has_own_updates(type(part)):
+            if not _has_own_updates(part):
                 # Not by setattr: Keras tracks the attributes of optimizers.
                 vars(part).update(assign_add=_assign_add, assign_sub=_assign_sub)
 
@@ -50,9 +54,14 @@ def _parts_of(optimizer: Any) -> list[Any]:
     return [optimizer, *(part for one in inner for part in _parts_of(one))]
 
 
-def _has_own_updates(kind: type[Any]) -> bool:
-    base = keras.optimizers.Optimizer
-    return (kind.assign_add, kind.assign_sub) != (base.assign_add, base.assign_sub)
+def _has_own_updates(optimizer: Any) -> bool:
+    """Returns whether the class or the object replaces a method of Keras."""
+    base, known = keras.optimizers.Optimizer, (_assign_add, _assign_sub)
+    for name in ("assign_add", "assign_sub"):
+        method = vars(optimizer).get(name, getattr(type(optimizer), name))
+        if method is not getattr(base, name) and method not in known:
+            return True
+    return False
 
 
 def _assign_add(variable: Any, value: Any) -> None:
@@ -75,4 +84,18 @@ def _assign(
     if isinstance(value, tf.IndexedSlices):
         by_rows(variable, value)
     else:
-        variable.assign(of_tensor(variable, value))
+        variable.assign(of_tensor(variable, _keep_together(value)))
+
+
+def _keep_together(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose terms Grappler does not add to the variable one by one.
+
+    Grappler, which optimizes graphs, replaces a + (b + c) by (a + b) + c, whose
+    rounding differs. It does not look through a Snapshot operation, which copies
+    nothing unless other operations use the value too.
+    """
+    op = getattr(value, "op", None)  # eager tensors have none
+    while op is not None and op.type in _TRANSPARENT:
+        op = op.inputs[0].op
+    is_sum = op is not None and op.type in _SUMS
+    return tf.raw_ops.Snapshot(input=value) if is_sum else value
