@@ -140,6 +140,10 @@ def test_modules_that_are_compiled_at_every_start_are_named(tmp_path, monkeypatc
     cached.parent.mkdir()
     cached.touch()
     only(checks.bytecode(), OK)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # another user's
+    found = only(checks.bytecode(), WARNING)
+    assert f"{cached.parent} cannot be written" in found
 
 
 def test_a_core_that_is_not_built_is_named(monkeypatch):
@@ -178,7 +182,7 @@ def test_more_ranks_than_processors_are_a_warning():
     assert f"{ranks} ranks share" in only(checks.limits(ranks), WARNING)
 
 
-def test_a_quota_of_processors_is_named(tmp_path, monkeypatch):
+def test_a_quota_of_processors_is_named(tmp_path):
     (tmp_path / "job" / "step").mkdir(parents=True)
     groups = "4:memory:/other\n0::/job/step\n"
     assert checks.cpu_quota(tmp_path, groups) is None
@@ -190,6 +194,21 @@ def test_a_quota_of_processors_is_named(tmp_path, monkeypatch):
     (tmp_path / "job" / "cpu.max").write_text("200000 100000")
     assert checks.cpu_quota(tmp_path, groups) == 2
     assert checks.cpu_quota(tmp_path, "0::/\n") == 4
+
+
+def test_a_quota_of_control_groups_of_version_1_is_named(tmp_path):
+    (tmp_path / "cpu,cpuacct" / "job").mkdir(parents=True)
+    (tmp_path / "unified" / "job").mkdir(parents=True)
+    groups = "3:memory:/elsewhere\n2:cpu,cpuacct:/job\n0::/job\n"
+    for quota_us, quota in (("-1\n", None), ("50000\n", 0.5)):
+        (tmp_path / "cpu,cpuacct" / "job" / "cpu.cfs_quota_us").write_text(quota_us)
+        (tmp_path / "cpu,cpuacct" / "job" / "cpu.cfs_period_us").write_text("100000\n")
+        assert checks.cpu_quota(tmp_path, groups) == quota
+    (tmp_path / "unified" / "job" / "cpu.max").write_text("25000 100000")
+    assert checks.cpu_quota(tmp_path, groups) == 0.25
+
+
+def test_a_quota_below_the_number_of_processors_is_a_warning(monkeypatch):
     monkeypatch.setattr(checks, "cpu_quota", lambda root, groups: 0.5)
     assert "limits this machine to 0.5" in only(checks.processors(), WARNING)
 

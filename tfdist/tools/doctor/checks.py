@@ -31,6 +31,8 @@ TENSORFLOWS = ((2, 16), (2, 21))
 OLDEST_KERAS = (3, 10)
 SLOW_LOOKUP_S = 1.0
 LEAST_TEMPORARY_BYTES = 64 << 20
+# Microseconds that a control group may use, in how many: version 2, version 1.
+_QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def machine(environ: Mapping[str, str], ranks: int) -> list[Finding]:
@@ -161,9 +163,12 @@ def bytecode() -> list[Finding]:
     if keras is None or keras.origin is None:
         return []  # reported by `packages`
     cached = Path(importlib.util.cache_from_source(keras.origin))
-    folder = next(one for one in cached.parents if one.exists())
-    if cached.exists() or (not sys.dont_write_bytecode and os.access(folder, os.W_OK)):
-        state = "is installed" if cached.exists() else "is kept by the first import"
+    # Not Path.exists: it raises PermissionError in a folder that is not ours.
+    folder = next(one for one in cached.parents if os.path.exists(one))
+    is_readable = os.access(cached, os.R_OK)
+    is_kept = not sys.dont_write_bytecode and os.access(folder, os.W_OK | os.X_OK)
+    if is_readable or is_kept:
+        state = "is installed" if is_readable else "is kept by the first import"
         return [Finding("bytecode", OK, state)]
     reason = f"{folder} cannot be written"
     if sys.dont_write_bytecode:
@@ -260,14 +265,23 @@ def cpu_quota(root: Path, groups: str) -> float | None:
     """Returns the number of processors that control groups allow; None: no limit.
 
     Args:
-        root: folder where the control groups (version 2) are mounted.
-        groups: content of `/proc/self/cgroup`. Its line "0::/a/b" names the group of
-            this process, whose parents can have limits too.
+        root: folder where the control groups are mounted: version 2 there or in
+            `unified`, version 1 in a folder for each set of controllers.
+        groups: content of `/proc/self/cgroup`. Its lines "0::/a/b" (version 2) and
+            "4:cpu,cpuacct:/a/b" (version 1) name the groups of this process, whose
+            parents can have limits too.
     """
-    lines = groups.splitlines()
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = root / own.lstrip("/")  # in a container, only the root may exist
-    quotas = [_quota_in(one) for one in (folder, *folder.parents)]
+    folders = {root}  # in a container, only the root may exist
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        mounts: tuple[Path, ...] = (root, root / "unified")
+        if controllers:
+            has_cpu = "cpu" in controllers.split(",")
+            mounts = (root / controllers, root / "cpu") if has_cpu else ()
+        for mount in mounts:
+            own = mount / path.lstrip("/")
+            folders |= {own, *own.parents}
+    quotas = [_quota_in(folder) for folder in folders]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -279,11 +293,11 @@ def _text_of(file: Path) -> str:
 
 
 def _quota_in(group: Path) -> float | None:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
+    for files in _QUOTA_FILES:
+        words = " ".join(_text_of(group / name) for name in files).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            return int(words[0]) / int(words[1])  # else "max", -1, or no file
+    return None
 
 
 def names() -> list[Finding]:
