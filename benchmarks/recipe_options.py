@@ -63,7 +63,7 @@ def variants(epochs: int) -> dict[str, list[str]]:
 
 def prepare(folder: Path) -> None:
     """Generates and prepares the images, unless the folder already contains them."""
-    if (folder / "imagenet2012").exists():
+    if (folder / "imagenet2012" / "5.1.0").exists():  # absent after an interruption
         return
     tars = folder / "tars"
     sizes = ["--train=1200", "--validation=500", "--size=96"]
@@ -126,6 +126,8 @@ def main() -> None:
         "--data", type=Path, help="folder for the prepared data, reused if it exists"
     )
     options = parser.parse_args()
+    if options.epochs < 3:
+        parser.error("--epochs: expected at least 3, one for each size of the images")
     flags = variants(options.epochs)
     found: dict[str, list[Run]] = {name: [] for name in flags}
     with tempfile.TemporaryDirectory() as temporary:
