@@ -9,6 +9,7 @@ constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the 
 // A lane that is full of frames for operations that have not moved for so long is emptied by
 // copying.
 constexpr int64_t kStuckUs = 2000;
+constexpr int64_t kStuckAloneUs = 100000;
 
 }  // namespace
 
@@ -43,8 +44,9 @@ bool DataLane::EmptyFullLinks(int64_t now_us) {
       set->copied.insert(ticket);
       emptied = true;
     };
-    // Copy only to let other operations go on: an operation that alone awaits data of this peer
-    // loses nothing if the peer waits too.
+    // Copy to let other operations go on. An operation that alone awaits data of this peer loses
+    // nothing at first if the peer waits too, as for a slow third rank. But the peer may have
+    // filled the lane with data of another step than the one that this rank has to do first.
     std::vector<const Operation*> waiting;
     for (const auto& [id, set] : sets_) {
       for (const auto& [turn, active] : set->active) {
@@ -55,8 +57,9 @@ bool DataLane::EmptyFullLinks(int64_t now_us) {
     for (auto& [id, set] : sets_) {
       for (auto& [turn, active] : set->active) {
         const bool alone = waiting.size() == 1 && waiting[0] == active.operation.get();
-        if (!alone && is_stuck(active.moved_us) &&
-            active.operation->CopyHeld(peer, link, &held_[p])) {
+        const bool stuck =
+            alone ? now_us - active.moved_us > kStuckAloneUs : is_stuck(active.moved_us);
+        if (stuck && active.operation->CopyHeld(peer, link, &held_[p])) {
           note(set.get(), active.operation->ticket());
         }
       }
