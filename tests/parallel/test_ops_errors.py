@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,6 +98,41 @@ def after_a_mismatch():
 
 def test_after_a_mismatch_the_ranks_can_go_on():
     assert run_ranks(after_a_mismatch, 2) == [["MismatchError", [2.0, 2.0]]] * 2
+
+
+class Uneven(keras.layers.Layer):
+    """Reduces a tensor whose length differs between ranks."""
+
+    def __init__(self, traced):
+        super().__init__()
+        self.reduce = tf.function(self.own_length) if traced else self.own_length
+
+    def own_length(self):
+        return tfdist.allreduce(tf.ones([2 + tfdist.rank()]), name="uneven")
+
+    def call(self, x):
+        return x + tf.reduce_sum(self.reduce())
+
+
+def fit_eagerly(traced):
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(1)(Uneven(traced)(inputs))
+    model = keras.Model(inputs, outputs)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD())
+    model.compile(optimizer, "mse", run_eagerly=True)
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    return outcome(
+        lambda: model.fit(
+            *(np.ones((2, 3)), np.ones((2, 1))), verbose=0, callbacks=callbacks
+        )
+    )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_eager_layer_in_fit_raises_the_error_of_its_collective(traced):
+    for found in run_ranks(fit_eagerly, 2, traced):
+        assert found["raised"] == "MismatchError"
+        assert "uneven" in found["message"]
 
 
 def no_such_root():

@@ -48,6 +48,7 @@ class _WithRecord:
 
     KIND = "internal"
     ag_pass_through = True  # AutoGraph then raises it unchanged
+    _keras_call_info_injected = True  # so do Keras layers
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
         # node_def and op are None: the node does not help to understand the error.
@@ -158,6 +159,7 @@ def from_tf(error: BaseException) -> Exception | None:
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]
+    error = _before_keras(error)
     payload = _payload(getattr(error, "experimental_payloads", None) or {})
     if not payload and isinstance(error, tf.errors.OpError):
         payload = _payload_in_text(error.message)
@@ -166,6 +168,19 @@ def from_tf(error: BaseException) -> Exception | None:
     if cls is None:
         return _of_engine(error)
     return cls(str(payload.get("message") or error), record)  # type: ignore[return-value]
+
+
+def _before_keras(error: BaseException) -> BaseException:
+    """Returns the error that a Keras layer has recreated without its payloads.
+
+    An eager layer adds its arguments to the message of an error in its `call`. Returns
+    other errors unchanged.
+    """
+    original = error.__context__
+    is_recreated = getattr(error, "_keras_call_info_injected", False)
+    if is_recreated and isinstance(original, tf.errors.OpError):
+        return original
+    return error
 
 
 def _of_engine(error: BaseException) -> Exception | None:

@@ -14,6 +14,7 @@ class InsideXlaError(NotImplementedError):
     """
 
     ag_pass_through = True  # otherwise AutoGraph raises an exception class of its own
+    _keras_call_info_injected = True  # otherwise layers would pass a message as `why`
 
     def __init__(self, why: str | None = None) -> None:
         self.why = why
