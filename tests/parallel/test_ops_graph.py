@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.collectives import ReduceOp
+from tfdist.collectives import ReduceOp, grouped_broadcast
 from tfdist.core import native
 
 
@@ -120,6 +120,43 @@ def trace_crosswise():
 
 def test_allgather_and_broadcast_are_unordered_too():
     assert run_ranks(trace_crosswise, 2) == [[[0.0, 1.0], [0.0]]] * 2
+
+
+def late(value, on):
+    """The same number, later on one rank."""
+
+    def wait(number):
+        if tfdist.rank() == on:
+            time.sleep(0.3)
+        return number
+
+    return tf.ensure_shape(tf.numpy_function(wait, [value], tf.int64, False), [])
+
+
+def two_lists_of_one_name():
+    """The last batches of both lists are ready in another order on each rank."""
+    one = tf.constant(1.0)
+
+    @tf.function
+    def sums(s, t):
+        s, t = late(s, 1), late(t, 0)
+        first = tfdist.grouped_allreduce([one, s], op=ReduceOp.SUM, name="g")
+        second = tfdist.grouped_allreduce([t, one], op=ReduceOp.SUM, name="g")
+        return first[1], second[0]
+
+    @tf.function
+    def values(s, t):
+        s, t = late(s, 1), late(t, 0)
+        first = grouped_broadcast([one, s], name="g")
+        second = grouped_broadcast([t, one], name="g")
+        return first[1], second[0]
+
+    numbers = tf.constant(1, tf.int64), tf.constant(100, tf.int64)
+    return [[int(x) for x in f(*numbers)] for f in (sums, values)]
+
+
+def test_batches_of_two_lists_with_one_name_are_not_mixed_up():
+    assert run_ranks(two_lists_of_one_name, 2) == [[[2, 200], [1, 100]]] * 2
 
 
 def control_inputs_of_operations():

@@ -239,7 +239,7 @@ def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
         same(x, y)
     assert seen == [
         ("g", ["float32"] * 2, [0, 2]),
-        ("g.1", ["int32"] * 2, [1, 3]),
+        ("g[1]", ["int32"] * 2, [1, 3]),
     ]
     assert tfdist.grouped_allreduce([]) == []
 

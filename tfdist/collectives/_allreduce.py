@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import _arguments
 from tfdist.collectives.reduce_op import ReduceOp, check_adasum
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.collectives.tf_ops.op_names import batch_name, operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
@@ -162,7 +162,7 @@ def grouped_allreduce(
     for number, batch in enumerate(_arguments.batches_of(values)):
         outputs = emit.allreduce(
             [values[i] for i in batch],
-            f"{base}.{number}" if number else base,
+            batch_name(base, number),
             op,
             *scales[batch[0]],
             timeout_s,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.collectives import _arguments
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.collectives.tf_ops.op_names import batch_name, operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 
 
@@ -101,7 +101,7 @@ def grouped_broadcast(
         outputs = emit.broadcast(
             [values[i] for i in batch],
             root,
-            f"{base}.{number}" if number else base,
+            batch_name(base, number),
             timeout_s,
             process_set=id_of(process_set),
         )

@@ -66,6 +66,23 @@ def operation_name(
     return name if uses == 0 else f"{name}.{uses}"
 
 
+def batch_name(base: str, number: int) -> str:
+    """Returns the name of one of several operations that reduce or send a list.
+
+    It differs from the names of repeated calls, which end in ".1", ".2", ...
+
+    Args:
+        base: name of the call, from `operation_name`.
+        number: index of the operation; the first has the name of the call.
+
+    Example:
+        >>> from tfdist.collectives.tf_ops.op_names import batch_name
+        >>> batch_name("step/grouped_allreduce.0", 1)
+        'step/grouped_allreduce.0[1]'
+    """
+    return f"{base}[{number}]" if number else base
+
+
 def place_of(graph: Any) -> str:
     """Returns the traced functions around a call, e.g. "train_step/cond_true".
 
