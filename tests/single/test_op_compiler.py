@@ -1,5 +1,6 @@
 """Operations are compiled once for each TensorFlow, and say why they cannot be."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -89,6 +90,18 @@ def test_the_compiler_gets_all_sources_and_the_flags_of_tensorflow(compiler, tmp
     assert len(said) == 1 and "TensorFlow 2.30.1" in said[0]
     assert first_use(said.append) == path
     assert runs() == len(said) == 1
+
+
+def test_the_library_is_used_again_whatever_the_umask(compiler):
+    runs = compiler()
+    before = os.umask(0o002)  # files are then writable for the group
+    try:
+        path = first_use()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644  # others may read it if installed
+    assert first_use() == path
+    assert runs() == 1
 
 
 def test_ranks_that_start_together_compile_once(compiler):

@@ -198,6 +198,8 @@ def compile_operations(
                 f"{command[0]} failed (exit code {done.returncode}) for TensorFlow "
                 f"{tensorflow.version}. Its output ends with:\n{done.stderr[-3000:]}"
             )
+        # The umask may let a group write it; `_check_private` would then refuse it.
+        partial.chmod(partial.stat().st_mode & ~0o022)
         partial.replace(output)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"compiling {output} failed: {error}") from None
