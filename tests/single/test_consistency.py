@@ -10,6 +10,7 @@ from tfdist.collectives.consistency.explanation import (
     TRAINED,
     RankState,
     explain,
+    text_of,
 )
 from tfdist.collectives.consistency.fingerprint import (
     fingerprint,
@@ -85,6 +86,38 @@ def test_decisions_are_compared_and_nan_is_equal_to_nan():
     assert "monitors 'val_score'" in text
     with pytest.raises(ValueError, match="differ"):
         explain(ranks(float("nan"), float("nan")), "after", is_first=False)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (1, 1.0),
+        (True, 1),
+        (0.0, -0.0),
+        (float("nan"), float("nan")),
+        ({"a": 1, "b": [2.0]}, {"b": [2], "a": True}),
+        (1 << 2000, 1 << 2000),
+    ],
+)
+def test_equal_decisions_have_one_text(own, other):
+    assert text_of(own) == text_of(other)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (0.5, None),
+        (0, None),
+        (1, "1"),
+        (1 << 53, (1 << 53) + 1),
+        (float("inf"), float("-inf")),
+        (0.1, 0.1 + 1e-16),
+        ([1, 2], [1, [2]]),
+        ({"a": 1}, {"a": 1, "b": 1}),
+    ],
+)
+def test_different_decisions_have_different_texts(own, other):
+    assert text_of(own) != text_of(other)
 
 
 def test_a_graph_checks_in_the_same_steps_as_an_eager_loop():

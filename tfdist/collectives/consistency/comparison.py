@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from tfdist import errors
 from tfdist.collectives import ReduceOp, allreduce
-from tfdist.collectives.consistency.explanation import SETTING, RankState, explain
+from tfdist.collectives.consistency.explanation import (
+    SETTING,
+    RankState,
+    explain,
+    text_of,
+)
 from tfdist.collectives.consistency.fingerprint import digest, digest_of_fingerprints
 from tfdist.collectives.objects import allgather_object
 from tfdist.core import runtime
@@ -89,7 +94,7 @@ def compare(
         return
     numbers = [
         digest_of_fingerprints(state.fingerprints),
-        digest(repr((list(state.names), state.decisions)).encode()),
+        digest(repr((list(state.names), text_of(state.decisions))).encode()),
     ]
     if equal_on_all_ranks(numbers, name, process_set):
         return

@@ -71,7 +71,7 @@ def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
             found = _different_lists(first, other)
         elif list(other.fingerprints) != list(first.fingerprints):
             found = _different_values(states, first, other, is_first=is_first)
-        elif not _equal(other.decisions, first.decisions):
+        elif text_of(other.decisions) != text_of(first.decisions):
             found = _different_decisions(first, other)
         else:
             continue
@@ -187,7 +187,7 @@ def _different_decisions(first: RankState, other: RankState) -> str:
     key = next(
         key
         for key in sorted({*first.decisions, *other.decisions})
-        if not _equal(first.decisions.get(key), other.decisions.get(key))
+        if text_of(first.decisions.get(key)) != text_of(other.decisions.get(key))
     )
     callback, _, attribute = key.partition(".")
     monitor = other.monitors.get(callback) or first.monitors.get(callback)
@@ -204,10 +204,21 @@ def _different_decisions(first: RankState, other: RankState) -> str:
     )
 
 
-def _equal(own: Any, other: Any) -> bool:
-    """Returns whether two plain values are equal; NaN equals NaN."""
-    if isinstance(own, dict) and isinstance(other, dict):
-        return own.keys() == other.keys() and all(_equal(own[k], other[k]) for k in own)
-    if isinstance(own, float) and isinstance(other, float):
-        return own == other or (math.isnan(own) and math.isnan(other))
-    return bool(own == other)
+def text_of(value: Any) -> str:
+    """Returns a text that is the same for plain values that are equal; NaN equals NaN.
+
+    Example:
+        >>> from tfdist.collectives.consistency.explanation import text_of
+        >>> text_of({"best": 1.0, "wait": -0.0}), text_of({"wait": False, "best": 1})
+        ("{'best': 1, 'wait': 0}", "{'best': 1, 'wait': 0}")
+    """
+    if isinstance(value, dict):
+        items = sorted((text_of(key), text_of(one)) for key, one in value.items())
+        return "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(text_of, value))})"
+    if isinstance(value, int):
+        return repr(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(int(value) if value.is_integer() else float(value))
+    return repr(value)
