@@ -273,3 +273,41 @@ def test_a_host_that_only_slurm_knows(programs):
     scontrol.write_text("#!/bin/sh\nexit 1")
     with pytest.raises(RendezvousError, match="no address of no-such-host.invalid"):
         munge.resolve("no-such-host.invalid")
+
+
+@pytest.mark.parametrize("program", ["munge", "unmunge"])
+def test_a_program_that_fails_once_is_run_again(programs, monkeypatch, program):
+    """As a program that takes too long on a busy host."""
+    run, calls = munge._run, []
+
+    def fail_once(words, text):
+        calls.append(words[0])
+        # The first call of munge is the check of rank 0 before it listens.
+        if words[0] == program and calls.count(program) == 1 + (program == "munge"):
+            raise munge.invalid(f"{program} failed: it took too long")
+        return run(words, text)
+
+    monkeypatch.setattr(munge, "_run", fail_once)
+    deadline = soon()
+    calls_of_ranks = (
+        giving("key", "value", deadline, size=2),
+        taking(1, "key", deadline, size=2),
+    )
+    assert in_threads(*calls_of_ranks) == ["value", "value"]
+
+
+def test_a_failure_of_munge_is_named_at_the_deadline(monkeypatch):
+    run, calls = munge._run, []
+
+    def fail(words, text):
+        calls.append(words[0])
+        if calls.count("munge") > 1:
+            raise munge.invalid("munge failed: it took too long")
+        return run(words, text)
+
+    monkeypatch.setattr(munge, "_run", fail)
+    deadline = soon(1.5)
+    found = in_threads(
+        giving("key", "value", deadline, size=2), taking(1, "key", deadline, size=2)
+    )
+    assert "munge failed: it took too long" in found[0]

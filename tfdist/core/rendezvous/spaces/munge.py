@@ -75,6 +75,7 @@ class MungeSpace:
         address, text = self._address(), json.dumps({"name": name, "value": value})
         encode(text)  # raises if MUNGE does not work
         missing = set(range(1, self._placement.size))
+        reasons = [""]
         slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
         def serve(connection: socket.socket) -> None:
@@ -83,6 +84,8 @@ class MungeSpace:
                 with connection, contextlib.suppress(OSError, ValueError):
                     rank = _answer(connection, name, text, value)
                     missing.discard(rank)
+            except RendezvousError as error:  # MUNGE; the client tries again
+                reasons[0] = f": {error.message}"
             finally:
                 slots.release()
 
@@ -101,7 +104,7 @@ class MungeSpace:
             raise timeout(
                 f"{numbers(ranks)} did not call tfdist.init() within the deadline, or "
                 f"could not connect to {address} (the ranks meet at the first host of "
-                "the job step)",
+                f"the job step){reasons[0]}",
                 f"missing ranks: {', '.join(map(str, ranks))}",
             )
 
@@ -120,6 +123,8 @@ class MungeSpace:
                 pass  # another job of this user
             except (ValueError, TypeError) as error:  # not rank 0
                 reason = f"port {port}: {error}"
+            except RendezvousError as error:  # MUNGE, for example on a busy host
+                reason = error.message
             except OSError:
                 pass
             if port == ports(name)[-1]:
@@ -137,6 +142,7 @@ def _answer(connection: socket.socket, name: str, text: str, value: str) -> int:
 
     Raises:
         OSError, ValueError: the client is not a rank of this job, or has ended.
+        RendezvousError: MUNGE failed.
     """
     deadline = time.monotonic() + _CONNECTION_S
     connection.settimeout(_CONNECTION_S)
@@ -158,6 +164,7 @@ def _ask(
         OSError: nothing answers.
         LookupError: another job of this user answers.
         ValueError, TypeError: a process that is not rank 0 answers.
+        RendezvousError: MUNGE failed.
     """
     with socket.create_connection(address, connect_timeout_s) as connection:
         deadline = time.monotonic() + _CONNECTION_S
