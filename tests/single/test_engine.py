@@ -21,7 +21,7 @@ from tfdist.callbacks._base import RankCallback
 from tfdist.collectives.engines.horovod import _start, _types, _watch
 from tfdist.collectives.engines.horovod._store import MAX_VALUE_BYTES, Store
 from tfdist.collectives.tf_ops import emit, op_library
-from tfdist.core import engines, native, runtime
+from tfdist.core import engines, exit_report, native, runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -336,3 +336,17 @@ def test_a_type_is_reduced_or_refused_with_the_engine_that_does(name, op):
     assert (_types.way_of(dtype, op) is not None) == expected
     if not expected:
         assert "unset TFDIST_ENGINE" in _types.refusal(dtype, op)
+
+
+def test_the_operations_of_the_engine_count_for_the_warning_at_the_end(
+    echo, monkeypatch
+):
+    """A program that reduces its gradients itself needs no warning."""
+    found = []
+    monkeypatch.setattr(
+        exit_report, "unreduced_training", lambda size, done: found.append(done)
+    )
+    tfdist.init()
+    echo.done = 7
+    tfdist.shutdown()
+    assert found == [7]

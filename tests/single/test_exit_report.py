@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfdist.core import exit_report, native
+from tfdist.core import exit_report, failed_rank, mpi, native, world
+from tfdist.core.rendezvous import failure_report
 
 LOST = {"kind": "rank_failed", "rank": 0, "cause": "OSError: the disk is full"}
 
@@ -133,3 +134,19 @@ def test_the_place_is_where_the_program_was():
     assert exit_report.location(error, []).startswith(", at test_exit_report.py:")
     assert exit_report.location(error, [""]) == ""  # all is a library's
     assert exit_report.location(ValueError("never raised"), []) == ""
+
+
+@pytest.mark.parametrize(("uncaught", "finalizes"), [(False, True), (True, False)])
+def test_an_error_that_the_program_caught_does_not_keep_mpi_from_ending(
+    monkeypatch, uncaught, finalizes
+):
+    """Otherwise rank 0, which raised another error, would wait in MPI_Finalize."""
+    found = []
+    monkeypatch.setattr(failed_rank, "last", lambda: (0, "RankFailedError: refused"))
+    monkeypatch.setattr(failure_report, "send", lambda *words: 0)
+    monkeypatch.setattr(world, "shutdown", lambda: None)
+    monkeypatch.setattr(mpi, "finish", lambda: found.append(mpi._state.may_finish))
+    monkeypatch.setattr(mpi._state, "may_finish", True)
+    monkeypatch.setattr(world._program, "reported", uncaught)
+    world._leave()
+    assert found == [finalizes]

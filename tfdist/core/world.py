@@ -377,8 +377,9 @@ def _warn_if_nothing_was_reduced() -> None:
         return
     if native.failure() is not None:
         return
-    finished = int(native.counters()["finished"])
-    text = exit_report.unreduced_training(topology.size, finished)
+    engine = engines.chosen()
+    finished = engine.finished_count() if engine else native.counters()["finished"]
+    text = exit_report.unreduced_training(topology.size, int(finished))
     if text is not None:
         _log.warning("%s", text)
 
@@ -468,7 +469,7 @@ def _leave() -> None:
     if found is not None and not _program.reported:
         culprit, reason = found
         failure_report.send(os.environ, {"error": reason, "blamed": culprit})
-    if found is not None or _program.reported:
+    if _program.reported:  # of a failure of the world, `shutdown` notifies mpi
         mpi.note_world(is_well=False)
     shutdown()
     mpi.finish()
