@@ -260,3 +260,53 @@ def test_each_package_of_the_recipes_is_installed_and_has_a_reason():
     reasons = (root / "docs" / "dependencies.md").read_text()
     for package in extra:
         assert f"| `{re.split('[<>=]', package)[0]}` |" in reasons, package
+
+
+# An interpreter of an environment: "pip" beside it says whether it has pip, and
+# "ensurepip" whether it can install it.
+INTERPRETER = """#!/bin/sh
+here=$(dirname "$0")
+case "$*" in
+  "-c import sys"*) exit {unsupported} ;;
+  --version) echo "Python 3.10.1" ;;
+  "-m pip --version") [ -e "$here/pip" ] ;;
+  "-m pip --python"*) exit 1 ;;
+  "-m ensurepip") [ -e "$here/ensurepip" ] && touch "$here/pip" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("beside", "unsupported", "ends", "text"),
+    [
+        ("pip", 0, 0, "installing TensorFlow"),
+        ("ensurepip", 0, 0, "installing TensorFlow"),
+        ("", 0, 1, ".venv has no pip"),
+        ("pip", 1, 1, ".venv has Python 3.10.1; expected Python 3.11"),
+    ],
+)
+def test_what_is_installed_in_an_environment_stays(
+    tmp_path, beside, unsupported, ends, text
+):
+    """As in one that `uv venv` has made, which has no pip."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / ".venv" / "installed").touch()
+    if beside:
+        (folder / beside).touch()
+    for program, code in ((folder / "python", unsupported), (tmp_path / "python3", 0)):
+        program.write_text(INTERPRETER.format(unsupported=code))
+        program.chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    setup = shutil.copy(SETUP.with_name(".ci") / "setup", tmp_path / ".ci")
+    environ = {**os.environ, "PYTHON": str(tmp_path / "python3"), "CXX": "true"}
+    done = subprocess.run(
+        [setup, "packages"],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+    )
+    assert (done.returncode, text in done.stdout) == (ends, True), done.stdout
+    assert (tmp_path / ".venv" / "installed").exists()
