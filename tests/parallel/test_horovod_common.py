@@ -205,3 +205,17 @@ def test_output_gradients_and_slots():
     first, second = on_ranks(tape_and_slots, 2)
     assert first == [4.0, 1 * 4 / 2, 8.0, [1], None]
     assert second == [4.0, 3 * 4 / 2, 8.0, [1], 0]
+
+
+@recorded
+def numbers_of_sets():
+    first, second = (hvd.add_process_set([rank]) for rank in range(2))
+    hvd.remove_process_set(second)
+    if hvd.rank() == 1:
+        hvd.size_op(first.process_set_id)  # looks the set up, on one rank only
+    hvd.remove_process_set(first)
+    return [hvd.add_process_set([rank]).process_set_id for rank in range(2)]
+
+
+def test_ids_of_removed_process_sets_are_used_again_in_the_order_of_removal():
+    assert on_ranks(numbers_of_sets, 2) == [[2, 1], [2, 1]]

@@ -210,6 +210,21 @@ def test_process_sets_that_are_not_bound(world):
     assert one.process_set_id is None and one.size() is None
 
 
+def test_a_process_set_that_could_not_be_removed_stays(world, monkeypatch):
+    one = hvd.add_process_set([0])
+
+    def refuse(process_set):
+        raise tfdist.MismatchError("operations are in flight")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tfdist, "remove_process_set", refuse)
+        with pytest.raises(tfdist.MismatchError, match="in flight"):
+            hvd.remove_process_set(one)
+    assert float(hvd.allreduce(tf.constant(1.0), process_set=one)) == 1.0
+    assert hvd.remove_process_set(one) is True
+    assert hvd.remove_process_set(one) is False
+
+
 def test_what_is_refused_says_what_to_do(world):
     x = tf.constant([1.0])
     for call, error, words in (

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+import tensorflow as tf
+
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.collectives.reduce_op import check_adasum
+from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.core.rendezvous import renewal
@@ -56,7 +59,7 @@ class ReduceOptions:
             double buffering is used with ADASUM, local variables or
             `sparse_as_dense=False`.
         NotImplementedError: ADASUM or double buffering is used in an elastic job.
-        TypeError: `process_set` is not a process set.
+        TypeError: `name` is not a string, or `process_set` is not a process set.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -78,6 +81,8 @@ class ReduceOptions:
                 f"{self.op!r}: other reductions are not valid for training."
             )
         object.__setattr__(self, "op", ReduceOp(self.op))
+        if not isinstance(self.name, str | None):
+            raise TypeError(f"Expected name to be a string or None, got {self.name!r}.")
         check_compression(self.compression)
         if self.sparse_as_dense not in (None, True, False):
             raise ValueError(
@@ -189,15 +194,19 @@ class ReduceOptions:
         places = self.local_variables.places(variables)
         return [*(variables[i] for i in places), *self.local_variables.listed()]
 
-    def local_factor(self) -> float:
-        """Returns the factor for the gradients of local variables.
+    def local_factor(self) -> tf.Tensor | None:
+        """Returns the factor for the gradients of local variables; None: always 1.
 
         A local variable affects only this rank's loss. The gradient of the mean of the
         ranks' losses is therefore 1/size times the gradient of this rank's loss.
+
+        Returns:
+            Scalar float64 tensor, from `size_when_run`; or None.
         """
         if self.op is not ReduceOp.AVERAGE or not self.scale_local_gradients:
-            return 1.0
-        return 1.0 / len(members_of(self.process_set))
+            return None
+        size = size_when_run(self.process_set)
+        return None if size is None else 1.0 / size
 
     def describe(self, variables: Sequence[Any]) -> str:
         """Returns the options as one line, which the ranks compare."""
@@ -213,3 +222,20 @@ class ReduceOptions:
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
             f"sparse_as_dense={self.sparse_as_dense} {more}name={name}"
         )
+
+
+def size_may_change(process_set: ProcessSet | None) -> bool:
+    """Returns whether a step that is traced now may run with more or fewer ranks."""
+    return process_set is None and renewal.is_elastic(os.environ)
+
+
+def size_when_run(process_set: ProcessSet | None) -> tf.Tensor | None:
+    """Returns the number of ranks as a scalar float64 tensor; None if it is always 1.
+
+    In an elastic job, the tensor is computed when the step runs, because functions are
+    not traced again when the ranks change.
+    """
+    if size_may_change(process_set):
+        return tf.cast(ops().tfdist_topology()[1], tf.float64)
+    size = len(members_of(process_set))
+    return None if size == 1 else tf.constant(size, tf.float64)

@@ -27,7 +27,7 @@ from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets
 from tfdist.gradients.bucket_plan import plan_buckets
 from tfdist.gradients.double_buffer import DoubleBuffer
-from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.options import ReduceOptions, size_may_change
 from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
 from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
 from tfdist.gradients.xla import reduced_by_xla
@@ -97,6 +97,10 @@ def reduce_gradients(
             if options.op is ReduceOp.ADASUM
             else None,
             "double_buffering=True is used" if buffer is not None else None,
+            "local variables are used in an elastic job"
+            if options.local_variables is not None
+            and size_may_change(options.process_set)
+            else None,
         ]
     )
     use = BY_XLA if in_xla else BY_OPERATIONS
@@ -119,9 +123,9 @@ def reduce_gradients(
     reduced = _reduce_complete(
         full, traced, variables, group_id, options, in_xla=in_xla
     )
-    part = options.local_factor()
+    part = options.local_factor() if local else None
     for i, grad in local.items():
-        reduced[i] = grad if part == 1.0 else weighted(grad, part)
+        reduced[i] = grad if part is None else weighted(grad, part)
     if not in_xla:
         shared = [i for i in range(len(variables)) if i not in local]
         compared = compare_in_step(

@@ -204,13 +204,6 @@ def own(process_set: Any) -> tfdist.ProcessSet | None:
     return process_set._made
 
 
-def size_of(process_set: tfdist.ProcessSet | None) -> int:
-    """Returns the size of a tfdist set; for None, the job's size, or 1 before init."""
-    if process_set is not None:
-        return process_set.size()
-    return tfdist.size() if tfdist.is_initialized() else 1
-
-
 def bind(process_sets: Sequence[ProcessSet]) -> None:
     """Binds the sets of `hvd.init`; every rank calls it, with the same list.
 
@@ -310,8 +303,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     made = own(process_set) if process_set.process_set_id else None
     if made is None:
         return False
-    process_set._invalidate()
     tfdist.remove_process_set(made)
+    process_set._invalidate()
+    _numbers.all()  # frees the ID now, since IDs are reused in the order of removal
     return True
 
 

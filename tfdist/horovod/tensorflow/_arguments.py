@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
+from tfdist.gradients.options import size_when_run
 from tfdist.horovod.common.reduce_ops import name_of
 
 
@@ -78,21 +79,31 @@ def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
 
 
-def scale_gradient(value: Any, factor: float) -> tf.Tensor:
-    """Returns `value` as a tensor whose gradient is multiplied by `factor`.
+def scale_gradient(
+    value: Any,
+    members: tfdist.ProcessSet | None,
+    factor_of: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Returns `value` as a tensor whose gradient is multiplied by a factor.
 
     Args:
         value: tensor, NumPy array or variable; integers have no gradient and are only
             converted.
-        factor: factor for the gradient.
+        members: the ranks that take part in the operation; None: all ranks.
+        factor_of: returns the factor for a number of ranks, a float64 scalar. The
+            factor for one rank is 1.
     """
     tensor = tf.convert_to_tensor(value)
-    if factor == 1 or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+    has_gradient = tensor.dtype.is_floating or tensor.dtype.is_complex
+    if not has_gradient or size_when_run(members) is None:
         return tensor
+
+    def scaled_gradient(dy: tf.Tensor) -> tf.Tensor:
+        return dy * tf.cast(factor_of(size_when_run(members)), dy.dtype)
 
     @tf.custom_gradient
     def scaled_back(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda dy: dy * tf.cast(factor, dy.dtype)
+        return tf.identity(x), scaled_gradient
 
     return scaled_back(tensor)
 

@@ -192,9 +192,9 @@ def gradients_of_this_rank(
 def _with_local_factor(
     grads: Sequence[Any], local: Sequence[int], options: ReduceOptions
 ) -> list[Any]:
-    part = options.local_factor()
+    part = options.local_factor() if local else None
     return [
-        weighted(g, part) if part != 1 and i in local else g
+        weighted(g, part) if part is not None and i in local else g
         for i, g in enumerate(grads)
     ]
 

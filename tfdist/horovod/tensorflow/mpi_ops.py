@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.horovod.common.basics import basics as _basics  # noqa: F401 - for scripts
-from tfdist.horovod.common.process_sets import global_process_set, own, size_of
+from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import handle_average_backwards_compatibility
 from tfdist.horovod.common.util import gpu_available, num_rank_is_power_2
 from tfdist.horovod.tensorflow import _shared
@@ -97,7 +97,7 @@ def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Te
     tfdist sums the ranks' gradients. Horovod averages them: `_allgather_grad` and
     `_broadcast_grad` of horovod/tensorflow/mpi_ops.py reduce with `op=Average`.
     """
-    return scale_gradient(tensor, 1 / size_of(members))
+    return scale_gradient(tensor, members, lambda size: 1.0 / size)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -12,7 +12,7 @@ from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import id_of
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.sparse import reduce_rows
-from tfdist.horovod.common.process_sets import global_process_set, own, size_of
+from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import (
     Average,
     handle_average_backwards_compatibility,
@@ -287,7 +287,8 @@ def reducescatter(
     check_methods(compression)
     with tf.device(device_dense):
         # Horovod's gradient (_reducescatter_grad) is tfdist's multiplied by the size.
-        sent, context = compression.compress(scale_gradient(tensor, size_of(members)))
+        tensor = scale_gradient(tensor, members, lambda size: size)
+        sent, context = compression.compress(tensor)
         if sent.shape.rank == 0:
             raise invalid(
                 "Expected a tensor of at least one dimension in hvd.reducescatter, got "
