@@ -363,3 +363,39 @@ def test_an_elastic_state_is_synchronised_committed_and_restored():
         assert (done, restored) == (2, True)
         assert seen == [[0, 2], [1, 0], [1, 2], [2, 0]]
         np.testing.assert_array_equal(kept[0], results[0][3][0])
+
+
+@recorded
+def accumulated_in_elastic_jobs(is_newest):
+    """Weights after an update with `sync` in the middle; and what `restore` does."""
+    rank = hvd.rank()
+    model = linear_model(0.0)
+    sgd = keras.optimizers.SGD(1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
+    model.compile(optimizer)
+    state = hvd.elastic.KerasState(model)
+    kernel = model.layers[-1].kernel
+    [sums] = optimizer._accumulated_gradients
+
+    def step(gradient):
+        optimizer.apply([tf.fill([WIDTH, 1], float(gradient))], [kernel])
+
+    step(1 + 2 * rank)
+    state.save()
+    sums.assign(np.ones((WIDTH, 1)))
+    state.restore()
+    kept = float(sums[0, 0])
+    # As the loop does after the ranks have changed.
+    state._newest_rank, state._is_newest = 0, is_newest or rank == 0
+    state.sync()
+    assert int(optimizer.iterations) == 1
+    step(8 + 2 * rank)
+    return kept, kernel.numpy()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_an_elastic_state_keeps_the_gradients_that_each_rank_has_added(is_newest):
+    first, second = on_ranks(accumulated_in_elastic_jobs, SIZE, is_newest)
+    # Rank 1 starts with zeros if it has got a newer state: its 3 is missing.
+    mean = (1 + 8 + 3 * is_newest + 10) / 2
+    assert first == [1.0, [-mean] * WIDTH] and second == [3.0, [-mean] * WIDTH]

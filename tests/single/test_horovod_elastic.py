@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdist
 import tfdist.horovod.tensorflow as hvd
 import tfdist.horovod.tensorflow.keras as hvd_keras
+from tfdist.core import runtime
 from tfdist.core.generations import Generations
 from tfdist.elastic.sharing import Newest
 from tfdist.horovod import _elastic_loop
@@ -91,6 +92,44 @@ def test_a_state_takes_back_what_an_optimizer_makes_in_its_first_step(world):
     assert model.optimizer.dynamic_scale.numpy() == 8.0
 
 
+@pytest.mark.parametrize("ranks_when_traced", [1, 2])
+def test_gradients_use_the_number_of_ranks_when_they_run(
+    world, monkeypatch, ranks_when_traced
+):
+    monkeypatch.setenv("TFDIST_MEMBER", "0")
+    v = tf.Variable([3.0])
+
+    def of_local_variable():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v * v)
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(v)
+        return tape.gradient(loss, v)
+
+    def of(operation):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(operation(v * 1.0))
+        return tape.gradient(loss, v)
+
+    @tf.function
+    def gradients():
+        return [
+            of_local_variable(),
+            of(hvd.allgather),
+            of(lambda x: hvd.grouped_allgather([x])[0]),
+            of(lambda x: hvd.broadcast(x, 0)),
+            of(hvd.reducescatter),
+        ]
+
+    with monkeypatch.context() as patched:
+        for owner in (tfdist, runtime):
+            patched.setattr(owner, "size", lambda: ranks_when_traced)
+        traced = gradients.get_concrete_function()
+    assert [g.numpy().tolist() for g in traced()] == [[6.0], *[[1.0]] * 4]
+    read = [op for op in traced.graph.get_operations() if op.type == "TfdistTopology"]
+    assert len(read) >= 5
+
+
 def test_elastic_states_say_what_they_need(world):
     with pytest.raises(ValueError, match="variables"):
         hvd.elastic.TensorFlowState()
@@ -114,7 +153,8 @@ class Recorded(ObjectState):
 
     def __init__(self, monkeypatch, enters=None):
         self.events = []
-        super().__init__(lambda obj: obj, lambda: 0, batch=0)
+        self.newest = []  # whether this rank had the newest commit, for each `sync`
+        super().__init__(lambda obj, **_: obj, lambda: 0, batch=0)
         monkeypatch.setattr(_elastic_loop._state, "was_called", False)
         monkeypatch.setattr(Generations, "leave", lambda _: self.events.append("leave"))
         monkeypatch.setattr(_elastic_loop, "enter_next", self.enter)
@@ -132,6 +172,7 @@ class Recorded(ObjectState):
 
     def sync(self):
         self.events.append("sync")
+        self.newest.append(self._is_newest)
         super().sync()
 
     def reset(self):
@@ -182,6 +223,13 @@ def test_after_a_loss_the_function_is_called_again_with_the_last_commit(
     again = ["leave", "restore", "enter 1", "reset", "sync", "call"]
     assert state.events == ["sync", "call", *again]
     assert state._commits == 2
+    assert state.newest == [None, True]
+
+
+def test_a_rank_knows_in_sync_that_another_has_a_newer_commit(world, monkeypatch):
+    state = Recorded(monkeypatch, Newest(1, 2, False))
+    state.run(HorovodInternalError("lost"))
+    assert state.newest == [None, False]
 
 
 def test_when_newcomers_are_ready_the_function_is_called_again_as_it_is(

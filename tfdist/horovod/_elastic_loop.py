@@ -61,6 +61,7 @@ class ElasticLoop:
         self._state = state
         self._generations = Generations(hides_failures=False)
         self._newest = Newest(root=0, committed=0, is_everywhere=True)
+        self._has_changed = False  # whether the ranks have changed
         self._syncs = True  # whether to sync before the next call
 
     def run(
@@ -134,7 +135,7 @@ class ElasticLoop:
 
     def _share(self, newest: Newest) -> None:
         """Decides, equally on all ranks, whether they sync and with which root."""
-        self._newest = newest
+        self._newest, self._has_changed = newest, True
         own = tf.constant(self._syncs or not newest.is_everywhere)
         found = collectives.allreduce(
             own, op=collectives.ReduceOp.LOGICAL_OR, name="elastic.sync"
@@ -144,10 +145,12 @@ class ElasticLoop:
     def _sync(self) -> None:
         state = self._state
         state._newest_rank = self._newest.root
+        if self._has_changed:
+            state._is_newest = state._commits == self._newest.committed
         try:
             state.sync()
         finally:
-            state._newest_rank = 0
+            state._newest_rank, state._is_newest = 0, None
         state._commits = self._newest.committed
 
 

@@ -47,6 +47,9 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits = 0
         self._newest_rank = 0  # root of `sync`
+        # In a `sync` after the ranks have changed: whether this rank has the newest
+        # commit.
+        self._is_newest: bool | None = None
         self._loop: ElasticLoop | None = None  # set while `run` calls a function
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:

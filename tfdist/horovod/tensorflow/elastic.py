@@ -7,10 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.local_variables import identity
 from tfdist.collectives.signature import describe_variable
+from tfdist.gradients import accumulation
 from tfdist.horovod.common.elastic import ObjectState, run
 from tfdist.horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from tfdist.horovod.tensorflow.mpi_ops import rank
+from tfdist.training.optimizer_mixins import ReducesUpdates
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -25,6 +28,10 @@ class _VariablesState(ObjectState):
 
     def _tracked(self) -> list[Any]:
         raise NotImplementedError
+
+    def _accumulators(self) -> list[Any]:
+        """Returns the variables with gradients that this rank has accumulated."""
+        return []
 
     def save(self) -> None:
         """Copies the variables and saves the attributes."""
@@ -41,12 +48,20 @@ class _VariablesState(ObjectState):
         """Broadcasts the newest variables and attributes to all ranks; saves them."""
         # The saved state is replaced last, so it stays complete if a rank is lost here.
         values = self._newest_values()
-        broadcast_variables(self._tracked(), root_rank=self._newest_rank)
+        accumulators = self._accumulators()
+        sent = list(self._tracked())
+        if self._is_newest is None:  # before the first step: those of a checkpoint
+            sent += accumulators
+        broadcast_variables(sent, root_rank=self._newest_rank)
+        if self._is_newest is False:  # they do not belong to the newest commit
+            for variable in accumulators:
+                variable.assign(tf.zeros(variable.shape, variable.dtype))
         self._copy()
         self._take(values)
 
     def _copy(self) -> None:
-        self._values = [(v, tf.identity(v)) for v in self._tracked()]
+        tracked = [*self._tracked(), *self._accumulators()]
+        self._values = [(v, tf.identity(v)) for v in tracked]
 
     def _describe(self) -> list[str]:
         return [*super()._describe(), *map(describe_variable, self._tracked())]
@@ -98,6 +113,10 @@ class TensorFlowState(_VariablesState):
 class TensorFlowKerasState(_VariablesState):
     """State of a Keras model, its optimizer, and plain values as attributes.
 
+    With `backward_passes_per_step`, each rank saves and restores the gradients that it
+    has accumulated. After the ranks have changed, `sync` does not send them: ranks that
+    receive a newer state start with zeros.
+
     Args:
         model: a built model.
         optimizer: the optimizer, which is built if necessary; default: the model's.
@@ -129,4 +148,18 @@ class TensorFlowKerasState(_VariablesState):
 
     def _tracked(self) -> list[Any]:
         of_optimizer = self.optimizer.variables if self.optimizer is not None else []
-        return [*self.model.weights, *of_optimizer]
+        own = set(map(identity, self._accumulators()))
+        shared = [v for v in of_optimizer if identity(v) not in own]
+        return [*self.model.weights, *shared]
+
+    def _accumulators(self) -> list[Any]:
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        # Gradients that a tape reduces before they are accumulated are equal on all
+        # ranks.
+        if not (
+            isinstance(inner, ReducesUpdates) and inner.gradient_accumulation_steps
+        ):
+            return []
+        accumulators = inner._accumulated_gradients  # type: ignore[attr-defined]
+        sums = [v for v in accumulators if v is not None]
+        return sums + accumulation.totals(inner)
