@@ -271,7 +271,11 @@ def session_steps():
             tf.gradients(hvd.allreduce(x, op=hvd.Sum), x)[0],
         ]
         objects = hvd.allgather_object(rank, session=session)
+        # Checkpoints hold no sums: those without accumulation can be restored.
+        saved = [v.op.name for v in tf.compat.v1.global_variables()]
+        assert "v" in saved and not any("_sums" in name for name in saved)
         session.run(tf.compat.v1.global_variables_initializer())
+        session.run(tf.compat.v1.local_variables_initializer())
         session.run(send)
         steps = [session.run(w).tolist()]
         session.run(train)
@@ -293,8 +297,9 @@ def test_a_session_runs_all():
     ):
         own = 2 * rank + 1
         assert steps == [[1.0], [0.0], [-own / 4]]
-        # Two passes of 1 and 2, then of 3 and 4, times the mean factor of 2.
-        assert values == [[0.0, 0], [-3.0, 1], [-3.0, 1], [-10.0, 2]]
+        # Two passes of 1 and 2, then of 3 and 4, times the mean factor of 2. The global
+        # step counts passes, as in Horovod.
+        assert values == [[0.0, 1], [-3.0, 2], [-3.0, 3], [-10.0, 4]]
         received = [1.0, 2.0] if rank == 0 else [5.0, 5.0]
         assert ends[:4] == [[3.0, 10.0], [1.5, 5.0], [1.0, 2.0, 5.0], [2.0, 5.0]]
         assert ends[4:6] == [received, [1, 1]]

@@ -27,13 +27,14 @@ train = sgd.minimize(loss, global_step=step)
 several = hvd.DistributedOptimizer(
     tf.train.GradientDescentOptimizer(0.5), backward_passes_per_step=2
 )
-twice = several.minimize(loss, var_list=[w, b])
+twice = several.minimize(loss, global_step=step, var_list=[w, b])
 start = hvd.broadcast_global_variables(1)
 mean = hvd.allreduce(loss)
 seen = hvd.allgather_object({"rank": rank})
 data = np.full([3, 2], rank + 1.0)
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
+    session.run(tf.local_variables_initializer())
     session.run(start)
     session.run(train, {x: data})
     for _ in range(2):
@@ -58,4 +59,4 @@ def test_a_script_without_eager_mode(tmp_path):
     mean = sum(loss) / 2
     for seen, ends in results:
         assert seen == [{"rank": 0}, {"rank": 1}]
-        assert ends == [w, b, table, 1, mean]
+        assert ends == [w, b, table, 3, mean]

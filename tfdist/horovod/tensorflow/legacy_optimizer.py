@@ -11,6 +11,9 @@ from tfdist.collectives.local_variables import LocalVariables
 from tfdist.horovod.tensorflow.gradients import GradientOptions
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
+# Of the sums of gradients: as in Horovod, they are not saved, and are initialized by
+# `local_variables_initializer`.
+_COLLECTIONS = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
 
 
 class LegacyDistributedOptimizer(_Optimizer):
@@ -22,7 +25,9 @@ class LegacyDistributedOptimizer(_Optimizer):
         name: default: "Distributed" followed by the class name of `optimizer`.
         use_locking: as in other TensorFlow 1 optimizers.
         passes: number of backward passes whose gradients are added up before they are
-            reduced and applied; values above 1 work only in graphs.
+            reduced and applied. Values above 1 work only in graphs, and the sums are
+            local variables, which `tf.compat.v1.local_variables_initializer` has to
+            initialize.
         average_passes: whether the sum of the gradients is divided by `passes`.
 
     Raises:
@@ -79,7 +84,10 @@ class LegacyDistributedOptimizer(_Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Applies gradients; with `passes` above 1, only in a step's last pass."""
+        """Applies gradients; with `passes` above 1, only in a step's last pass.
+
+        `global_step` is incremented in every pass, as in Horovod.
+        """
         pairs = list(grads_and_vars)
         if self._ends_step is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
@@ -90,7 +98,14 @@ class LegacyDistributedOptimizer(_Optimizer):
             ):
                 return tf.constant(True)
 
-        return tf.group(tf.cond(self._ends_step, apply, lambda: tf.constant(False)))
+        def skip() -> Any:
+            counted = []
+            if global_step is not None:
+                counted.append(global_step.assign_add(1, read_value=False))
+            with tf.control_dependencies(counted):
+                return tf.constant(False)
+
+        return tf.group(tf.cond(self._ends_step, apply, skip))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the same method of the wrapped optimizer."""
@@ -118,6 +133,7 @@ class LegacyDistributedOptimizer(_Optimizer):
                 "passes",
                 initializer=tf.constant(0, tf.int64),
                 trainable=False,
+                collections=_COLLECTIONS,
                 use_resource=True,
             )
         added = [
@@ -158,5 +174,6 @@ def _zeros_like(variable: Any, name: str) -> Any:
         dtype=tf.as_dtype(variable.dtype).base_dtype,
         initializer=tf.compat.v1.zeros_initializer(),
         trainable=False,
+        collections=_COLLECTIONS,
         use_resource=True,
     )

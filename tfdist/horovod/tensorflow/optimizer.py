@@ -55,7 +55,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizers reduce those of small tables as dense tensors in any case.
         backward_passes_per_step: number of backward passes whose gradients are added up
             before they are reduced and applied. With TensorFlow 1 optimizers, values
-            above 1 work only in graphs.
+            above 1 work only in graphs, `global_step` counts backward passes, and the
+            program has to run `tf.compat.v1.local_variables_initializer()`, as in
+            Horovod.
         op: `Average` (default), `Sum`, or `Adasum` for Keras optimizers.
         gradient_predivide_factor: factor by which gradients are divided before the
             reduction and multiplied afterwards; only with `Average`.
