@@ -13,6 +13,7 @@ from helpers.launcher import clean_environment
 
 import tfdist.horovod.tensorflow.keras as hvd
 from tfdist.horovod import keras2
+from tfdist.horovod.keras2 import _models
 
 # ---- models
 
@@ -191,6 +192,7 @@ def test_importing_tfdist_horovod_changes_nothing_of_keras():
 import tfdist.horovod.keras, tfdist.horovod.tensorflow.keras as hvd
 import tfdist.horovod.tensorflow.keras.elastic
 from tfdist.horovod import keras2
+from tfdist.horovod.keras2 import _models
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
 print(hvd.is_initialized(), changed(before, names()))
 keras2.activate()
@@ -217,3 +219,24 @@ def test_the_table_of_spellings_is_in_the_docs_of_the_package():
     lines = Path(keras2.__file__).read_text().splitlines()
     table = [i for i, line in enumerate(lines) if line.startswith("=====")]
     assert len(table) == 3 and table[2] - table[1] > 15
+
+
+@pytest.mark.parametrize("keras_resets", [True, False])
+def test_metrics_are_reset_by_every_version_of_keras(keras_resets):
+    events = []
+
+    class Model:
+        def reset_metrics(self):
+            events.append("reset")
+
+    def train_on_batch(self, x):
+        if keras_resets:
+            self.reset_metrics()
+        events.append(x)
+
+    on_batch = _models._on_batch(train_on_batch)
+    on_batch(Model(), 1)
+    assert events[0] == "reset" and events[-1] == 1
+    events.clear()
+    on_batch(Model(), 2, reset_metrics=False)
+    assert events == [2]

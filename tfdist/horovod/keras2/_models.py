@@ -53,13 +53,17 @@ def _dropping(name: str) -> Callable[..., Any]:
 
 
 def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Implements `reset_metrics=False`, which keeps metrics; Keras 3 always resets."""
+    """Implements `reset_metrics`.
+
+    In Keras 3, `original` always resets the metrics, or never does (Keras 3.10).
+    """
 
     @functools.wraps(original)
     def on_batch(
         self: Any, *args: Any, reset_metrics: bool = True, **named: Any
     ) -> Any:
         if reset_metrics:
+            self.reset_metrics()
             return original(self, *args, **named)
         new = "a loop with metric.update_state"
         tell(f"{original.__name__}(reset_metrics=False)", new)
