@@ -99,6 +99,37 @@ def test_callbacks_set_the_rate_that_decays():
     assert again.history["lr"] == [0.5]
 
 
+def test_callbacks_of_keras_set_the_rate_that_decays():
+    model = linear_model(keras.optimizers.SGD(0.0625, decay=0.5))
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 2)
+    told = model.fit(X, Y, epochs=2, verbose=0, callbacks=[rates]).history
+    assert told["learning_rate"] == [0.125, 0.25]
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1)
+    plateau.set_model(model)
+    plateau.on_train_begin()
+    for epoch in range(2):
+        plateau.on_epoch_end(epoch, {"loss": 1.0})
+    assert float(model.optimizer.learning_rate) == 0.125
+    np.testing.assert_allclose(step_of(model), 0.125 / 2, rtol=1e-6)
+    model.optimizer.learning_rate.assign(0.5)
+    np.testing.assert_allclose(step_of(model), 0.5 / 2.5, rtol=1e-6)
+    keras.backend.set_value(model.optimizer.learning_rate, 0.375)
+    np.testing.assert_allclose(step_of(model), 0.375 / 3, rtol=1e-6)
+    model.optimizer.learning_rate = 1.0
+    np.testing.assert_allclose(step_of(model), 1.0 / 3.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, hvd.DistributedOptimizer])
+def test_weight_decay_uses_the_current_rate(wrap):
+    hvd.init()
+    sgd = wrap(keras.optimizers.SGD(0.5, decay=0.5, weight_decay=0.25))
+    w = keras.Variable([1.0])
+    for steps in range(2):
+        w.assign([1.0])
+        sgd.apply([keras.ops.zeros((1,))], [w])
+        np.testing.assert_allclose(w.numpy(), 1 - 0.25 * 0.5 / (1 + 0.5 * steps))
+
+
 def test_a_decaying_optimizer_is_saved_as_one_of_keras(tmp_path):
     model = linear_model(keras.optimizers.SGD(0.25, decay=0.5))
     step_of(model)

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from tfdist.horovod._keras.variables import CallableList
-from tfdist.horovod.keras2 import _optimizer_methods
+from tfdist.horovod.keras2 import _decay, _optimizer_methods
 from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 from tfdist.training.optimizer_mixins import Reducing
@@ -40,6 +40,7 @@ def install(patches: Patches) -> None:
     patches.put(base, "weights", property(_weights))
     patches.put(base, "get_weights", _get_weights)
     patches.put(base, "set_weights", _set_weights)
+    _decay.install(patches)
     _optimizer_methods.install(patches)
     _install_names(patches)
 
