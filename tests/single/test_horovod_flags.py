@@ -66,6 +66,11 @@ HONOURED = [
         ["--host-discovery-script", "find.sh", "--min-np", "4", "--max-np", "8"],
     ),
     (
+        ["--host-discovery-script", "f.sh", "--max-np", "8", "--reset-limit", "3"],
+        ["--max-restarts", "3", "--host-discovery-script", "f.sh"]
+        + ["--min-np", "4", "--max-np", "8"],
+    ),
+    (
         ["--min-num-proc", "2", "--reset-limit", "3"],
         ["--min-np", "2", "--max-restarts", "3"],
     ),
@@ -168,8 +173,16 @@ def test_the_keys_of_ssh():
     assert ssh[0] == "ssh" and ssh[-4:] == ["-p", "2222", "-i", "my key"]
 
 
-def test_of_several_interfaces_the_first_is_used_and_that_is_said():
-    made = translate(parsed("--network-interfaces", "eth1,eth2"))
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--network-interfaces", "eth1,eth2"],
+        ["--network-interface", "eth1", "--network-interface", "eth2"],
+    ],
+    ids=str,
+)
+def test_of_several_interfaces_the_first_is_used_and_that_is_said(given):
+    made = translate(parsed(*given))
     assert "HOROVOD_GLOO_IFACE=eth1" in made.words
     assert "one interface, eth1" in made.notes[0]
 
@@ -186,7 +199,7 @@ def test_a_discovery_script_without_a_largest_size_is_limited_and_that_is_said()
     [
         (["--max-num-proc", "8"], "never has more ranks than -np 4"),
         (["--max-np", "3", "--min-np", "2"], "never has more ranks than -np 4"),
-        (["--reset-limit", "3"], "only a job with --min-np N has"),
+        (["--reset-limit", "3"], "only a job with --min-np N or --host"),
         (["--jsrun"], "give them with -H"),
         (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb: expected"),
         (["--mpi-args=-x"], "-x needs NAME"),
@@ -196,6 +209,11 @@ def test_a_discovery_script_without_a_largest_size_is_limited_and_that_is_said()
 def test_what_cannot_be_honoured_is_an_error(given, says):
     with pytest.raises(FlagError, match=says):
         translate(parsed(*given))
+
+
+def test_two_dashes_before_the_command_are_not_part_of_it():
+    made = translate(flags.parser().parse_args(["-np", "2", "--", "train.py", "--"]))
+    assert made.words == ["--horovod", "-np", "2", "--", "train.py", "--"]
 
 
 def test_the_number_of_ranks_is_needed():

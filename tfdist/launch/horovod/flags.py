@@ -33,6 +33,22 @@ class _Remembers(argparse.Action):
         namespace.given = {**namespace.given, self.dest: option_string}
 
 
+class _Collects(_Remembers):
+    """Joins the values of a flag that is given several times, with commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Adds a value to the earlier ones."""
+        before = getattr(namespace, self.dest)
+        joined = f"{before},{values}" if before else values
+        super().__call__(parser, namespace, joined, option_string)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns a parser of all flags.
 
@@ -57,7 +73,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _value(made: Any, *names: str, help: str, **options: Any) -> None:
-    made.add_argument(*names, action=_Remembers, default=None, help=help, **options)
+    options = {"action": _Remembers, **options}
+    made.add_argument(*names, default=None, help=help, **options)
 
 
 def _switch(made: Any, *names: str, help: str, value: bool = True, dest: str) -> None:
@@ -112,6 +129,7 @@ def _job(made: argparse.ArgumentParser) -> None:
     _value(
         made,
         *("--network-interface", "--network-interfaces"),
+        action=_Collects,
         dest="network_interfaces",
         metavar="NAME",
         help="network interface for traffic between hosts",

@@ -134,7 +134,8 @@ def translate(options: argparse.Namespace) -> Arguments:
     for name, note in _MEANINGLESS.items():
         if getattr(options, name, None):
             made.notes.append(f"{given[name]} has no effect: {note}")
-    made.words += ["--", *options.command]
+    command = options.command
+    made.words += ["--", *(command[1:] if command[:1] == ["--"] else command)]
     return made
 
 
@@ -149,10 +150,11 @@ def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
             f"never has more ranks than -np {options.num_proc}; add "
             "--host-discovery-script, or remove this option"
         )
-    if "reset_limit" in given and "min_num_proc" not in given:
+    is_elastic = "min_num_proc" in given or follows_script
+    if "reset_limit" in given and not is_elastic:
         raise FlagError(
             f"{given['reset_limit']} limits the replacements of lost ranks, which only "
-            "a job with --min-np N has; add --min-np N"
+            "a job with --min-np N or --host-discovery-script FILE has; add --min-np N"
         )
     if options.use_jsrun and not (options.hosts or options.hostfile):
         raise FlagError(
