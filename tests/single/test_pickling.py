@@ -1,5 +1,6 @@
 """What is pickled, and what has to be right before anything is unpickled."""
 
+import dataclasses
 import sys
 import threading
 import types
@@ -7,6 +8,7 @@ import types
 import pytest
 from helpers.unplain import Bomb, Point, Refusing, ran
 
+from tfdist.collectives import objects
 from tfdist.core import pickling, runtime, world
 from tfdist.core.rendezvous.links import LinkCredentials
 
@@ -171,3 +173,14 @@ def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
         pickling.is_enabled()
     monkeypatch.setattr(runtime, "size", lambda: 1)
     assert pickling.is_enabled()
+
+
+def test_a_newcomer_that_rehearses_needs_no_common_secret(monkeypatch, init_with):
+    init_with(TFDIST_OBJECTS="pickle")
+    topology = dataclasses.replace(runtime.check_initialized(), rank=1, size=2)
+    monkeypatch.setattr(runtime.state, "topology", topology)
+    with pytest.raises(RuntimeError, match="have no common secret"):
+        pickling.is_enabled()
+    monkeypatch.setattr(runtime.state, "rehearses", True)
+    assert pickling.is_enabled()
+    assert objects.broadcast_object({1, 2}) == {1, 2}

@@ -23,7 +23,7 @@ from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.collectives.tf_ops.op_names import claim, key_of, operation_name
 from tfdist.collectives.tf_ops.parallel_map_check import check_not_parallel
 from tfdist.collectives.tf_ops.xla_context import check_not_xla
-from tfdist.core import engines, native
+from tfdist.core import engines, native, runtime
 from tfdist.core.deadlock import one_rank_code, watcher
 
 
@@ -336,6 +336,8 @@ def _emit(
             dst=get("dst"),
         )
         claim([key])
+        if "root" in arguments and runtime.is_rehearsing():
+            arguments["root"] = 0  # this process is the only rank of its engine
     else:
         check_not_xla()
         check_not_parallel()
