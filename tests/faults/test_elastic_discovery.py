@@ -1,17 +1,19 @@
 """Elastic jobs whose discovery script adds and removes hosts: no step is lost."""
 
+import signal
 import socket
 import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 from helpers import elastic_program
 from helpers.deadline import deadline
 from helpers.elastic_folder import finish_at, latest_size, lines
 from helpers.elastic_hosts import Job, agent_of
 from helpers.hosts import plain_hosts
-from helpers.launcher import start, until
+from helpers.launcher import finish, start, until
 from helpers.slots import Slots
 
 pytestmark = pytest.mark.faults
@@ -37,6 +39,22 @@ def members_now(job, size):
 
     until(are_known, 40.0)
     return found
+
+
+@deadline(30)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_first_run_of_the_script_ends_the_script(tmp_path, number):
+    script = tmp_path / "find.sh"
+    script.write_text("#!/bin/sh\necho $$ >pid\nexec sleep 60\n")
+    script.chmod(0o755)
+    options = ("-np", "1", "--min-np", "1", "--host-discovery-script", str(script))
+    process = start(tmp_path, *options, "true")
+    pid = tmp_path / "pid"
+    until(lambda: pid.exists() and pid.read_text(), 20)
+    process.send_signal(number)
+    done = finish(process, 10)
+    assert (done.code, done.stdout, done.stderr) == (128 + number, "", "")
+    assert not psutil.pid_exists(int(pid.read_text()))
 
 
 @deadline(60)

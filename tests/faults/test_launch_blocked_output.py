@@ -1,9 +1,12 @@
 """What tfdistrun does when its output cannot be written: it loses and stops nothing."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 
+import psutil
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import (
@@ -73,6 +76,58 @@ def test_signals_reach_a_job_whose_reader_pauses(tmp_path, marker, prints):
     process.stdout.close()
     process.stderr.close()
     assert marked(marker) == []
+
+
+@deadline(60)
+@pytest.mark.parametrize("elastic", [(), ("--min-np", "1", "--max-restarts", "0")])
+def test_messages_that_nobody_reads_hold_up_neither_signals_nor_kills(
+    tmp_path, marker, elastic
+):
+    script = (
+        'echo $$ >"pid-$TFDIST_RANK"; '
+        "trap 'touch \"term-$TFDIST_RANK\"' TERM; "
+        "while :; do sleep 0.1; done"
+    )
+    reading, writing = os.pipe()
+    fill(writing)
+    command = [*TFDISTRUN, "-np", "2", "--signal-grace-s", "1", *elastic]
+    process = subprocess.Popen(
+        [*command, *shell(script)],
+        cwd=tmp_path,
+        env=clean_environment(M=marker),
+        stdout=writing,
+        stderr=writing,
+    )
+    try:
+        pids = [tmp_path / f"pid-{rank}" for rank in range(2)]
+        until(lambda: all(one.exists() and one.read_text() for one in pids), 20)
+        if elastic:
+            os.kill(int(pids[1].read_text()), signal.SIGKILL)
+            until(lambda: not running(pids[1]), 10)
+        process.send_signal(signal.SIGTERM)
+        until((tmp_path / "term-0").exists, 10)
+        until(lambda: not running(pids[0]) and not running(pids[1]), 10)
+        until(lambda: marked(marker) == [process.pid], 10)
+    finally:
+        os.close(reading)
+        os.close(writing)
+        process.kill()
+        process.wait(10)
+
+
+def fill(pipe):
+    """Fills a pipe, which stays blocking for others."""
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    for size in (select.PIPE_BUF, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(own, b"x" * size)
+    os.close(own)
+
+
+def running(pid_file):
+    pid = int(pid_file.read_text())
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
 
 
 # ---- a reader that leaves ----

@@ -22,6 +22,7 @@ from tfdist.launch.elastic_receiver import Receiver
 from tfdist.launch.hosts import Host, slots_of
 from tfdist.launch.membership import Membership
 from tfdist.launch.membership_actions import AskStep, EndAt
+from tfdist.launch.output import complain
 from tfdist.launch.slots import Slots
 
 
@@ -121,7 +122,7 @@ class Job:
         self.hosts = Hosts(*(hosts or [Host("localhost", 2)]))
         membership = Membership(2, min_size=1, max_restarts=0, max_size=4)
         self.store = Store()
-        self.own = ElasticJob(membership, self.store, self.receiver)
+        self.own = ElasticJob(membership, self.store, self.receiver, complain)
         self.processes.job = self.hosts.job = self.own
         self.processes.hosts = self.hosts
         self.own.attach(self.processes, self.hosts)

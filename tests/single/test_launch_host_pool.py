@@ -9,6 +9,7 @@ from tfdist.launch import agent_job, host_pool, options
 from tfdist.launch.host_pool import HostPool
 from tfdist.launch.hosts import Host, Slot
 from tfdist.launch.job import Plan
+from tfdist.launch.output import complain
 
 
 class Agent:
@@ -40,6 +41,7 @@ class Pool(HostPool):
             plan=plan,
             options=options.parser().parse_args(words),
             name="job",
+            complain=complain,
             place=None,
             secret=b"",
             shm_bytes=0,

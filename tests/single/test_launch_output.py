@@ -24,7 +24,7 @@ class Written:
         self.is_terminal = is_terminal
         self.data = b""
 
-    def write(self, data):
+    def write(self, data, *, keep=False):
         self.data += data
 
 
@@ -199,6 +199,31 @@ def test_what_is_too_much_is_dropped_if_so_told(pipe):
     assert sink.empty
     sink.write(b"c")
     assert found + os.read(pipe[0], 9) == b"a" * (2 * Sink.MOST_BYTES) + b"c"
+
+
+def test_messages_wait_for_nobody_and_are_not_dropped(pipe):
+    sink = Sink(pipe[1], is_terminal=False)
+    screen = Screen(sink)
+    sink.drops = True
+    screen.print(b"a" * (2 * Sink.MOST_BYTES))
+    screen.print(b"b")
+    screen.complain("the job ends", "  [bold]\udcff")
+    expected = b"a" * (2 * Sink.MOST_BYTES) + b"\n"
+    expected += b"tfdistrun: the job ends\ntfdistrun:   [bold]\\udcff\n"
+    assert read(pipe[0], len(expected)) == expected
+    sink.flush(LIMIT_S)
+    assert sink.empty
+
+
+def test_a_message_on_a_terminal_is_red_and_above_the_open_line(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    sink, (stream,) = merged(1, is_terminal=True)
+    stream.feed(b"1/2")
+    sink.data = b""
+    stream._screen.complain("x", "  y")
+    lines = b"\x1b[1;31mtfdistrun: x\x1b[0m\ntfdistrun:   y\n"
+    assert sink.data == b"\r\x1b[K" + lines + b"[rank 0] 1/2"
 
 
 def test_a_reader_that_has_gone_is_an_error_and_holds_up_nothing(pipe):

@@ -1,8 +1,15 @@
 """The one line by which a rank says why it ends."""
 
+import os
+
 import pytest
 
+from tfdist.core.rendezvous import failure_report
 from tfdist.core.rendezvous.failure_report import reason
+from tfdist.core.rendezvous.placement import Placement
+from tfdist.core.rendezvous.store import StoreThread
+
+SECRET = bytes(range(32))
 
 GRAPH = """Graph execution error:
 
@@ -59,3 +66,21 @@ USER_CODE = """in user code:
 )
 def test_the_line_says_what_went_wrong(error, expected):
     assert reason(error) == expected
+
+
+def test_a_text_that_utf_8_cannot_encode_reaches_the_launcher(monkeypatch):
+    server = StoreThread(SECRET)
+    server.start()
+    place = Placement(
+        rank=0, size=2, launcher_runs_store=True, rendezvous=server.address
+    )
+    monkeypatch.setattr(failure_report, "detect", lambda environ: place)
+    monkeypatch.setattr(failure_report, "read_secret_file", lambda path: SECRET)
+    text = {"error": os.fsdecode(b"caf\xe9"), "blamed": None, "traceback": "\udce9"}
+    try:
+        assert failure_report.send({}, text) == 1
+        assert failure_report.send({}, text) == 2
+        (report,) = server.values(failure_report.PREFIX).values()
+        assert (report["error"], report["traceback"]) == ("caf?", "?")
+    finally:
+        server.close()

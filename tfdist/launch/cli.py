@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.core import native
@@ -51,6 +51,7 @@ from tfdist.launch.options import (
 )
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import complain
+from tfdist.launch.signals import ENDING
 
 _USAGE_ERROR = 2
 _TENSORFLOW_BYTES = 200 << 20  # a process with TensorFlow uses at least this much
@@ -138,13 +139,14 @@ def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
         The discovery, and the hosts that the script lists; (None, []) without a script.
 
     Raises:
-        SystemExit: with code 2.
+        SystemExit: with code 2, or with 128 + N after signal N.
     """
     if options.discovery_script is None:
         return None, []
     discovery = HostDiscovery(options.discovery_script)
     try:
-        hosts = discovery.first_hosts()
+        with _exit_on_signals():
+            hosts = discovery.first_hosts()
     except DiscoveryError as error:
         wrong: str | None = str(error)
     else:
@@ -160,6 +162,24 @@ def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
         complain(f"{who} {slots} slots: the job starts with {size} ranks")
         options.size = size
     return discovery, hosts
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Raises SystemExit on ending signals, so that processes started here are ended."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # nohup
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _slots_error(options: Namespace, slots: int) -> str | None:
@@ -359,7 +379,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
                 first,
                 outcome.ends,
                 started_s=started_s,
-                log=folder / f"rank-{first.rank}.log",
+                log=first.log,
             )
         )
     return outcome.exit_code

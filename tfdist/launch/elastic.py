@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,7 +53,6 @@ from tfdist.launch.membership_actions import (
     Start,
     Stop,
 )
-from tfdist.launch.output import complain
 
 if TYPE_CHECKING:
     from tfdist.launch.host_pool import HostPool
@@ -88,11 +87,17 @@ class ElasticJob:
         membership: decides who belongs to the job.
         store: store of the job.
         receiver: receives the requests of the members from the store.
+        complain: function that prints a message, without waiting for a reader.
     """
 
     def __init__(
-        self, membership: Membership, store: StoreThread, receiver: Receiver
+        self,
+        membership: Membership,
+        store: StoreThread,
+        receiver: Receiver,
+        complain: Callable[[str], None],
     ) -> None:
+        self._complain = complain
         self._membership = membership
         self._store = store
         self._receiver = receiver
@@ -131,6 +136,10 @@ class ElasticJob:
         """Returns whether a member belongs to the newest generation."""
         return member in self._membership.ranks
 
+    def is_rank(self, member: int) -> bool:
+        """Returns whether a member has a rank, and was not dismissed."""
+        return self.has_rank(member) and not self.has_left(member)
+
     def has_left(self, member: int) -> bool:
         """Returns whether a member was dismissed."""
         return member in self._membership.left
@@ -161,7 +170,7 @@ class ElasticJob:
         self._lost_hosts.add(number)
         if why or not self._is_preempting:
             signalled = f"the agent on {name} got a signal"
-            complain(why or f"{signalled}; no process is started there any more")
+            self._complain(why or f"{signalled}; no process is started there any more")
         slots, live = self._hosts.slots, self._membership.live
         self._hosts.lose(number)
         lost = [one for one in live if slots.host_of(one) == number] if why else []
@@ -190,9 +199,9 @@ class ElasticJob:
         is_expected = self.has_left(member) or self.is_preempted or self._is_preempting
         is_expected = is_expected or member in self._membership.surplus
         if failed and not (self._has_ended or self.finished or is_expected):
-            complain(f"{who} was lost: {how}")
+            self._complain(f"{who} was lost: {how}")
             if rank is None and self._membership.start_failures == START_FAILURES:
-                complain(
+                self._complain(
                     "no more replacements are started, because the last "
                     f"{START_FAILURES} ended before they were ready to join: see "
                     "their output. The job continues while --min-np ranks are left"
@@ -240,6 +249,13 @@ class ElasticJob:
             self._carry_out(self._on_stopped(member, now_s))
         self._carry_out(self._membership.poll(now_s))
 
+    def drop_messages(self) -> None:
+        """Discards messages; call this instead of `poll` while the job ends.
+
+        Otherwise, `wake_fd` would remain readable.
+        """
+        self._receiver.take()
+
     def _on_stopped(self, member: int, now_s: float) -> list[Action]:
         actions = self._membership.stopped(member, now_s)
         # Until they are connected, the other members do not notice a stopped process.
@@ -282,7 +298,7 @@ class ElasticJob:
         if member in self._pids and member not in self._got_sigterm:
             self._got_sigterm.add(member)
             if not self._is_preempting:
-                complain(
+                self._complain(
                     f"{self._name_of(member)} got SIGTERM, and leaves after a step"
                 )
         self._carry_out(self._membership.leave(member, time.monotonic()))
@@ -294,7 +310,7 @@ class ElasticJob:
         if not reason:
             text = "is slow, and is to be replaced"
         if member in self._pids and not (reason and member in self._told_slow):
-            complain(f"{self._name_of(member)} {text}")
+            self._complain(f"{self._name_of(member)} {text}")
         self._told_slow.add(member)
         self._carry_out(self._membership.replace(member, now_s))
 
@@ -309,7 +325,7 @@ class ElasticJob:
     def _discovered(self, found: Sequence[Host] | DiscoveryError) -> None:
         if isinstance(found, DiscoveryError):
             ranks = _ranks(self._membership.size)
-            complain(f"warning: {found}. The job keeps its {ranks}")
+            self._complain(f"warning: {found}. The job keeps its {ranks}")
         elif self._hosts is not None:
             self._hosts.follow(found)
             self._change_slots(self._hosts)
@@ -325,7 +341,8 @@ class ElasticJob:
             slots = f"{number} slot{'s' if number != 1 else ''}"
             who = "this host has" if hosts.is_only_here else "the hosts have"
             limit = " (--min-np)" if number < size else ""
-            complain(f"{who} {slots} now: the job {verb} to {_ranks(size)}{limit}")
+            text = f"{who} {slots} now: the job {verb} to {_ranks(size)}{limit}"
+            self._complain(text)
         self._report_removed_slots(hosts)
         self._grows = True
         self._carry_out(actions)
@@ -336,7 +353,7 @@ class ElasticJob:
         moved = [ranks[one] for one in unwanted - self._unwanted if one in ranks]
         self._unwanted = unwanted
         if moved and not hosts.is_only_here:
-            complain(
+            self._complain(
                 f"the slots of {numbers(sorted(moved))} were removed, and will be "
                 "vacated once --min-np other ranks are ready"
             )
@@ -356,12 +373,12 @@ class ElasticJob:
             self._set_places(ranks, self._hosts)
             committed = self._membership.committed
             if self.is_preempted:
-                complain(
+                self._complain(
                     f"the job is preempted after commit {committed}: its "
                     f"{_ranks(len(ranks))} may save their state now"
                 )
             else:
-                complain(
+                self._complain(
                     f"the job goes on with {_ranks(len(ranks))} after commit "
                     f"{committed}"
                 )
@@ -396,7 +413,7 @@ class ElasticJob:
                     pid, host = self._pids.get(member), hosts.host_name(member)
                     where = f" on {host}" if host else ""
                     shown = f" (process {pid})" if pid is not None else ""
-                    complain(f"{kind} {member}{shown} is started{where}")
+                    self._complain(f"{kind} {member}{shown} is started{where}")
                 else:
                     failed = self._membership.ended(
                         member, failed=True, now_s=time.monotonic()
@@ -406,7 +423,7 @@ class ElasticJob:
                 processes.prioritize(member)
             case Kill(member, reason):
                 if not self._membership.finished:
-                    complain(f"{self._name_of(member)} is killed: {reason}")
+                    self._complain(f"{self._name_of(member)} is killed: {reason}")
                 processes.kill(member)
             case Answer(member, is_last=is_last):
                 key = answer_key(member, self._numbers[member])
@@ -441,7 +458,7 @@ class ElasticJob:
             case Stop(reason):
                 self._has_ended = True
                 if not self._is_preempting:  # else the signal is the reason
-                    complain(f"the job ends: {reason}")
+                    self._complain(f"the job ends: {reason}")
                 processes.end_job()
 
 

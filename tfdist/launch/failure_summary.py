@@ -27,6 +27,8 @@ class RankEnd:
         tail: last lines of the rank's output.
         tail_is_shown: whether `tail` is among the last lines on the screen.
         host: name of the host on which the rank ran.
+        log: file with all output of the rank; None if there is none. In an elastic job,
+            its name does not always contain the rank.
         lost: how the host was lost; the exit code is then unknown. "" if it was not.
     """
 
@@ -39,6 +41,7 @@ class RankEnd:
     tail_is_shown: bool = False
     host: str = field(default_factory=socket.gethostname)
     lost: str = ""
+    log: Path | None = None
 
     @property
     def failed(self) -> bool:
@@ -65,8 +68,7 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
     """
     failed = [end for end in ends if end.failed]
     by_rank = {end.rank: end for end in ends if end.code != 0}
-    roots = [_root(end, by_rank) for end in failed]
-    guilty = [end for end in roots if not _blames_other(end, by_rank)]
+    guilty = [end for end in roots(ends) if not _blames_other(end, by_rank)]
     candidates = [end for end in guilty if end.failed] or guilty
     # A rank that reported nothing, and that no rank blames, may only have reacted to
     # another rank's error.
@@ -80,6 +82,15 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
     ):  # they blame each other, after the link between them broke
         return by_rank[found.told["blamed"]]
     return found
+
+
+def roots(ends: Sequence[RankEnd]) -> list[RankEnd]:
+    """Returns, for each rank that failed, the last rank in its chain of blame.
+
+    That is the rank itself if it blames no other, or if the blame is a cycle.
+    """
+    by_rank = {end.rank: end for end in ends if end.code != 0}
+    return [_root(end, by_rank) for end in ends if end.failed]
 
 
 def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:

@@ -18,7 +18,6 @@ from tfdist.launch import agent_job, binding, remote
 from tfdist.launch.connection import AgentConnection, SshConnection
 from tfdist.launch.hosts import Host, Place, Slot
 from tfdist.launch.options import host_timeout_s, ssh_command
-from tfdist.launch.output import complain
 from tfdist.launch.slots import Slots
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class HostPool:
         """Prints the CPUs of all slots, with --report-bindings; prints warnings."""
         self._warn_of_bindings()
         if self._job.options.report_bindings:
-            complain(*self._binding_lines())
+            self._job.complain(*self._binding_lines())
 
     def attach(self, supervisor: Supervisor) -> None:
         """Sets the supervisor, which watches the processes and later connections."""
@@ -155,7 +154,7 @@ class HostPool:
     def _warn_of_variables(self) -> None:
         crossed = agent_job.crossing(os.environ, dict(self._job.options.env))
         if names := agent_job.missed(os.environ, crossed):
-            complain(
+            self._job.complain(
                 "warning: set on this host, but not for the ranks on other hosts: "
                 f"{', '.join(names)}; pass them on with -x NAME"
             )
@@ -164,7 +163,7 @@ class HostPool:
         """Prints the warnings of a host's agent, and stores the CPUs of its slots."""
         agent = self.agents[number]
         for text in agent.warnings:
-            complain(f"warning: {agent.host.name}: {text}")
+            self._job.complain(f"warning: {agent.host.name}: {text}")
         self._bound[number] = agent.bound
 
     # ---- processors ----
@@ -191,7 +190,7 @@ class HostPool:
         bound = {rank: them for rank, (_, them) in by_rank.items()}
         for text in binding.warnings(bound, asked):
             if text not in self._warned:
-                complain(f"warning: {text}")
+                self._job.complain(f"warning: {text}")
                 self._warned.add(text)
 
     def _binding_lines(self) -> list[str]:
@@ -301,7 +300,7 @@ class HostPool:
         self._warn_of_bindings()
         if self._job.options.report_bindings:
             name = self.hosts[number].name
-            complain(
+            self._job.complain(
                 *(
                     f"slot {index} of {name} may use processors {binding.ranges(them)}"
                     for index, them in enumerate(self._bound[number])
@@ -326,7 +325,7 @@ class HostPool:
         self._failed.add(number)
         name = self.hosts[number].name
         if why:
-            complain(
+            self._job.complain(
                 *f"warning: {name} cannot be used: {why}".split("\n"),
                 "  The job continues without it. It is tried again when the discovery "
                 "script has stopped listing it, and lists it again",

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from tfdist.launch.remote import RemoteHost
 
 
+_LAST_MESSAGES_S = 1.0  # to write the last messages if the job could not start
+
+
 @dataclass(frozen=True)
 class Plan:
     """Assignment of ranks to hosts.
@@ -261,8 +264,13 @@ class Job:
             left = processes.kill_all(self.name, excluded_pids={guard.pid})
             guard.dismiss()
             signals.close()
+            self.streams.stderr.sink.flush(_LAST_MESSAGES_S)
             if left:
                 complain(f"these processes could not be killed: {left}")
+
+    def complain(self, *lines: str) -> None:
+        """Prints messages of tfdistrun, without waiting for a reader."""
+        self.streams.stderr.complain(*lines)
 
     def _accept_nodes(self, signals: Signals) -> Nodes | int | None:
         """Waits for the other hosts of --nnodes; returns them, a signal, or None."""
@@ -307,7 +315,7 @@ class Job:
             spares=self.options.spares or 0,
             leave_limit_s=self.options.signal_grace_s,
         )
-        return ElasticJob(membership, store, self.receiver)
+        return ElasticJob(membership, store, self.receiver, self.complain)
 
     def _discover(self, stack: contextlib.ExitStack) -> None:
         """Starts to run the discovery script, which is run until the job ends."""
@@ -347,5 +355,8 @@ def _close_all(connections: Sequence[RemoteHost]) -> None:
 
 
 def _told(store: StoreThread) -> dict[int, dict[str, Any]]:
-    """Returns the reports of the ranks, by rank."""
-    return {int(told["rank"]): told for told in store.values(PREFIX).values()}
+    """Returns the reports of the ranks, by rank or by member of an elastic job."""
+    return {
+        int(key.removeprefix(PREFIX)): told
+        for key, told in store.values(PREFIX).items()
+    }

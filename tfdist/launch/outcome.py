@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfdist.core.term_signal import EXIT_CODE
 from tfdist.launch import failure_summary
 from tfdist.launch.failure_summary import RankEnd
+from tfdist.launch.output import RankOutput, Screen
 
 _PREEMPTED = (0, -signal.SIGTERM, EXIT_CODE)  # exit codes of a rank that has saved
 
@@ -18,8 +21,8 @@ class Outcome:
 
     Attributes:
         ends: one entry per rank, in the order in which the ranks exited. For an elastic
-            job, excludes ranks that left the job, and ranks that were lost before the
-            last generation was formed.
+            job, excludes ranks that left the job, ranks that were lost before the last
+            generation was formed, and newcomers that have not joined.
         is_preempted: whether an elastic job was preempted: its ranks could save their
             state and exited before the last step.
         signal: first signal to end the job that this process received; None if none.
@@ -42,12 +45,18 @@ class Outcome:
 
     @property
     def first_failure(self) -> RankEnd | None:
-        """The rank that failed first; None if none failed, or if `signal` ended it."""
-        first = failure_summary.first_failure(self.unexpected_ends)
-        if first is not None and self.signal is not None:
-            forwarded = (0, -self.signal, 128 + self.signal)
-            return None if first.code in forwarded else first
-        return first
+        """The rank that failed first; None if none failed, except by `signal`."""
+        ends = self.unexpected_ends
+        first = failure_summary.first_failure(ends)
+        if first is None or self.signal is None:
+            return first
+        forwarded = (-self.signal, 128 + self.signal)
+        if first.code not in forwarded:
+            return first
+        # A rank that blames a rank that the signal ended did not fail by itself.
+        roots = failure_summary.roots(ends)
+        others = [end for end in roots if end.code not in forwarded]
+        return failure_summary.first_failure(others)
 
     @property
     def exit_code(self) -> int:
@@ -60,3 +69,37 @@ class Outcome:
             clean = self.ends and all(end.code == 0 for end in self.ends)
             return 0 if clean else 128 + self.signal
         return 0
+
+
+def add_reports(
+    ends: Mapping[int, RankEnd],
+    reports: Mapping[int, Mapping[str, Any]],
+    clocks_s: Mapping[str, float],
+) -> None:
+    """Adds the ranks' own reports to their `RankEnd`.
+
+    Args:
+        ends: the ends, by rank or by member of an elastic job.
+        reports: the reports, by the same numbers.
+        clocks_s: for each other host, the seconds to add to times on its clock.
+    """
+    for number, end in ends.items():
+        end.told = reports.get(number, {})
+        if end.host in clocks_s and "time_s" in end.told:
+            time_s = float(end.told["time_s"]) + clocks_s[end.host]
+            end.told = {**end.told, "time_s": time_s}
+
+
+def add_output(end: RankEnd, output: RankOutput, screen: Screen) -> None:
+    """Adds a rank's log and last lines to its `RankEnd`, and its traceback to the log.
+
+    Args:
+        end: the end of the rank.
+        output: output of the rank.
+        screen: screen on which the failure is reported.
+    """
+    end.log = output.log_path
+    end.tail = list(output.tail)
+    end.tail_is_shown = output.tail_is_shown(screen)
+    if full := end.told.get("traceback"):
+        output.note(f"tfdistrun: the full traceback:\n{full}")

@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 TAIL_LINES = 20
 _LONGEST_LINE = 64 << 10
@@ -75,9 +76,15 @@ class Sink:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def write(self, data: bytes) -> None:
-        """Queues data for writing; a failed write sets `error`."""
-        if self._fd is None or self.error or (self.drops and self.full):
+    def write(self, data: bytes, *, keep: bool = False) -> None:
+        """Queues data for writing; a failed write sets `error`.
+
+        Args:
+            data: the data.
+            keep: whether to queue the data even if the sink is full and `drops` is set.
+        """
+        drops = self.drops and self.full and not keep
+        if self._fd is None or self.error or drops:
             return
         with self._changed:
             self._waiting += data
@@ -134,10 +141,21 @@ class Screen:
 
     def print(self, line: bytes) -> None:
         """Prints a finished line above the open line."""
-        if self.open_line:
-            self.sink.write(_ERASE + line + b"\n" + self.open_line)
-        else:
-            self.sink.write(line + b"\n")
+        self.sink.write(self._above_open_line(line + b"\n"))
+
+    def complain(self, *lines: str) -> None:
+        """Prints messages of tfdistrun like `complain`, but never waits for a reader.
+
+        The event loop of a running job prints in this way: while it waited, it would
+        neither pass signals on nor end ranks.
+        """
+        text = io.StringIO()
+        _print_messages(lines, file=text, force_terminal=self.sink.is_terminal or None)
+        data = text.getvalue().encode("utf-8", "backslashreplace")
+        self.sink.write(self._above_open_line(data), keep=True)
+
+    def _above_open_line(self, lines: bytes) -> bytes:
+        return _ERASE + lines + self.open_line if self.open_line else lines
 
     def show(self, line: bytes) -> None:
         """Replaces the open line."""
@@ -155,7 +173,8 @@ class Screen:
 class RankOutput:
     """Output of one rank: screen prefix, log file and last lines.
 
-    The prefix contains `name`, or "rank N" if `name` is "".
+    The prefix contains `name`, or "rank N" if `name` is "". `log_path` is the path of
+    the log file, even after it has been closed; None if there is none.
     """
 
     rank: int
@@ -166,6 +185,12 @@ class RankOutput:
     tail_on: Screen | None = None  # screen of the last line
     tail_at: int = 0  # number of the last line on that screen
     name: str = ""
+    log_path: Path | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Stores the path of the log file."""
+        if self.log is not None:
+            self.log_path = Path(self.log.name)
 
     def close(self) -> None:
         """Closes the log file; later output only goes to the screen."""
@@ -314,7 +339,15 @@ def reserved(folder: Path) -> Iterator[None]:
 
 
 def complain(*lines: str) -> None:
-    """Writes messages of tfdistrun to standard error, if it is open."""
+    """Writes messages of tfdistrun to standard error, if it is open.
+
+    Waits until they are written. While ranks run, use `Screen.complain` instead.
+    """
+    _print_messages(lines, stderr=True)
+
+
+def _print_messages(lines: Sequence[str], **options: Any) -> None:
+    """Prints messages of tfdistrun with a `Console` of these options."""
     from rich.console import Console
 
     class Unread(Console):
@@ -322,7 +355,7 @@ def complain(*lines: str) -> None:
             """Ignores the error: the exit code remains the job's."""
 
     console = Unread(
-        stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False
+        **options, highlight=False, soft_wrap=True, markup=False, emoji=False
     )
     for line in lines:
         style = "" if line.startswith("  ") else "bold red"

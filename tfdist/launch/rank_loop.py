@@ -20,6 +20,7 @@ from tfdist.core.term_signal import SAME_SIGNAL_S
 from tfdist.launch import processes
 from tfdist.launch.cpu_share import BACKGROUND_NICE, CpuShares
 from tfdist.launch.signals import (
+    ENDING,
     ChildProcesses,
     pass_on,
     signal_group,
@@ -183,7 +184,9 @@ class RankLoop:
             terminal_columns: width of the rank's terminal; None for a pipe.
             processors: IDs of the CPUs that the rank may use; None for all.
             is_elastic: whether the job is elastic. Each of its processes has a session
-                of its own, for which the share of the CPUs can be set.
+                of its own, for which the share of the CPUs can be set. When it exits,
+                the other processes in its group are killed, unless they may be saving
+                after an ending signal.
             in_background: whether the process has a smaller share of the CPUs until
                 `prioritize` is called. Only in an elastic job.
 
@@ -203,7 +206,7 @@ class RankLoop:
         if in_background:
             self._shares.set(started.process.pid, BACKGROUND_NICE)
         self.running[rank] = started
-        self.watch(started.pidfd, lambda: self._reap_rank(started))
+        self.watch(started.pidfd, lambda: self._reap_rank(started, is_elastic))
         for fd, stream in ((started.stdout, stdout), (started.stderr, stderr)):
             self.streams[fd] = stream
             self.watch_source(fd, partial(self._read, fd))
@@ -230,7 +233,11 @@ class RankLoop:
         for fd in list(self.streams):
             self._close_stream(fd)
 
-    def _reap_rank(self, ended: processes.RankProcess) -> None:
+    def _reap_rank(self, ended: processes.RankProcess, is_elastic: bool) -> None:
+        if is_elastic and not self._may_save(ended):
+            # The job goes on, perhaps for days. Before `wait`, the ID of the group
+            # cannot belong to other processes.
+            signal_group(ended.process.pid, signal.SIGKILL)
         code = ended.process.wait(5.0)
         self.forget(ended.pidfd)
         os.close(ended.pidfd)
@@ -238,6 +245,21 @@ class RankLoop:
         del self.running[ended.rank]
         self._shares.forget(ended.process.pid)
         self._on_exit(ended.rank, code)
+
+    def _may_save(self, ended: processes.RankProcess) -> bool:
+        """Returns whether children of an exited rank may still save their work.
+
+        That is the case after an ending signal, which kills a shell at once, but not
+        the program that the shell has started. If a batch system signals all processes
+        of the job, this process may get the signal last.
+        """
+        if self.asked_s is not None:
+            return True
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        status = os.waitid(os.P_PIDFD, ended.pidfd, options)
+        if status is None or status.si_code == os.CLD_EXITED:
+            return False
+        return any(status.si_status == number for number in ENDING)
 
     def reap(self) -> None:
         """Reaps orphans of the job, and retries `prioritize`; call this regularly."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tfdist.core.rendezvous import renewal
 from tfdist.launch import output, processes
 from tfdist.launch.hosts import Place, Slot
-from tfdist.launch.output import complain
 
 if TYPE_CHECKING:
     from tfdist.launch.host_pool import HostPool
@@ -123,7 +122,7 @@ class RankStarter:
         slots = self._pool.slots
         slot = slots.take(member, self._supervisor.running)
         if slot is None:
-            complain(f"{name} cannot be started: no host is left")
+            self._job.complain(f"{name} cannot be started: no host is left")
             return False
         # Before a newcomer has joined, its program must not run as rank 0, which writes
         # files. `local_rank` is the newcomer's slot (that of the lost rank, or a free
@@ -154,7 +153,7 @@ class RankStarter:
                     remote, own, variables, slot, member, in_background=in_background
                 )
         except OSError as error:
-            complain(f"{name} cannot be started: {error}")
+            self._job.complain(f"{name} cannot be started: {error}")
             return False
         return True
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tfdist.core.rendezvous.errors import numbers
 from tfdist.launch import agent_protocol, processes
 from tfdist.launch.failure_summary import RankEnd, describe_code
-from tfdist.launch.outcome import Outcome
-from tfdist.launch.output import RankOutput, Screen, Sink, StreamMerger, complain
+from tfdist.launch.member_outputs import MemberOutputs
+from tfdist.launch.outcome import Outcome, add_output, add_reports
+from tfdist.launch.output import RankOutput, Screen, Sink, StreamMerger
 from tfdist.launch.rank_loop import (
     CHILDREN_STEP_S,
     DRAIN_S,
@@ -55,7 +56,8 @@ class Supervisor:
         grace_s: seconds from the first failure until the other ranks are terminated.
         signal_grace_s: seconds from a signal that ends the job until ranks that still
             run are terminated.
-        told: function that returns the ranks' reports: rank → report.
+        told: function that returns the ranks' reports: rank, or member of an elastic
+            job → report.
         stdout, stderr: standard output and error of this process. If their reader
             pauses, the ranks wait; if it closes them, the job ends.
         elastic: decides what happens when a rank of an elastic job is lost. Its member
@@ -89,12 +91,10 @@ class Supervisor:
         self._stderr = stderr
         self._remotes: list[RemoteHost] = []
         self._host_of: dict[int, RemoteHost] = {}
-        self._mergers: dict[tuple[int, bytes], StreamMerger] = {}
-        self._outputs: dict[int, RankOutput] = {}
+        self._outputs = MemberOutputs()
         self._running: set[int] = set()
         self._killed: set[int] = set()  # members killed at the request of `elastic`
-        self._forgotten: list[int] = []  # members lost before the last generation
-        self._ends: list[tuple[RankEnd, RankOutput]] = []
+        self._ends: dict[int, tuple[RankEnd, RankOutput]] = {}  # by rank or member
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
         self._periodic_at_s = time.monotonic() + REAP_EVERY_S
@@ -123,7 +123,7 @@ class Supervisor:
         """
         number = output.rank if member is None else member
         self._loop.start(number, stdout, stderr, **options)
-        self._outputs[number] = output
+        self._outputs.add(number, output)
         self._running.add(number)
         if self._elastic is not None:
             self._elastic.started(number, self._loop.running[number].process.pid)
@@ -162,15 +162,11 @@ class Supervisor:
         """Gives the members of a new generation their ranks; forgets lost ranks."""
         for member, rank in ranks.items():
             self._outputs[member].rank, self._outputs[member].name = rank, ""
-        for member in self._forgotten:  # their output has been read
-            for kind in (agent_protocol.STDOUT, agent_protocol.STDERR):
-                if merger := self._mergers.pop((member, kind), None):
-                    merger.end()
-            self._outputs.pop(member).close()
-            self._host_of.pop(member, None)
-        known = self._running | ranks.keys()
-        self._forgotten = [one for one in self._outputs if one not in known]
-        self._ends = [(end, output) for end, output in self._ends if end.code == 0]
+        self._outputs.formed(self._running | ranks.keys())
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
+        self._ends = {m: one for m, one in self._ends.items() if one[0].code == 0}
 
     def end_job(self) -> None:
         """Terminates the ranks after `grace_s` seconds, as after a failure."""
@@ -210,10 +206,8 @@ class Supervisor:
     ) -> None:
         """Watches one rank of another host, or a newcomer of an elastic job."""
         number = output.rank if member is None else member
-        self._outputs[number] = output
+        self._outputs.add_remote(number, output, stdout, stderr)
         self._host_of[number] = remote
-        self._mergers[number, agent_protocol.STDOUT] = stdout
-        self._mergers[number, agent_protocol.STDERR] = stderr
         self._running.add(number)
 
     def run(self, signals: Signals) -> Outcome:
@@ -237,10 +231,9 @@ class Supervisor:
         self._flush()
         loop.close()
         self._conclude()  # again: children of the ranks may have failed in between
-        for end, output in self._ends:
-            self._add_output(end, output)
-        for output in self._outputs.values():
-            output.close()
+        for end, output in self._ends.values():
+            add_output(end, output, self._stderr)
+        self._outputs.close()
         return self._outcome
 
     def _children_go_on(self) -> bool:
@@ -261,7 +254,8 @@ class Supervisor:
             return
         self._sinks = []  # report this once; later output has no reader
         if not isinstance(errors[0], BrokenPipeError):
-            complain(f"the job ends: its output cannot be written: {errors[0]}")
+            text = f"the job ends: its output cannot be written: {errors[0]}"
+            self._stderr.complain(text)
         if self._running and self._phase in (_Phase.RUNNING, _Phase.GRACE):
             self._on_signals([signal.SIGTERM])
 
@@ -271,6 +265,7 @@ class Supervisor:
             return
         self._loop.reap()
         self._poll_elastic()
+        self._outputs.close_ended(paused=self._loop.paused)
         for remote in self._open_remotes():
             if self._loop.paused:
                 remote.heard()  # messages of the agent are not read while paused
@@ -279,7 +274,7 @@ class Supervisor:
 
     def _ended(self, rank: int, code: int, time_s: float, lost: str = "") -> None:
         self._running.discard(rank)
-        remote = self._host_of.get(rank)
+        remote = self._host_of.pop(rank, None)
         output = self._outputs[rank]
         end = RankEnd(
             rank=output.rank,
@@ -294,8 +289,10 @@ class Supervisor:
             lost=lost,
             host=remote.host.name if remote else socket.gethostname(),
         )
-        if self._elastic is None or not self._elastic.has_left(rank):
-            self._ends.append((end, output))
+        if self._elastic is None or self._elastic.is_rank(rank):
+            self._ends[rank] = (end, output)
+        else:
+            self._outputs.close_soon(rank)
         is_running, number = self._phase is _Phase.RUNNING, code - 128
         if self._elastic is not None and is_running and number in self._passed_on:
             # The program exited because of a signal that was passed on.
@@ -324,6 +321,8 @@ class Supervisor:
     def _poll_elastic(self) -> None:
         if self._elastic is not None and self._is_elastic_now():
             self._elastic.poll()
+        elif self._elastic is not None:
+            self._elastic.drop_messages()
 
     def _on_remote(self, remote: RemoteHost) -> None:
         if remote.state == "closed":
@@ -332,8 +331,7 @@ class Supervisor:
         for event in remote.read():
             match event:
                 case agent_protocol.Frame(kind, number, body):
-                    if merger := self._mergers.get((number, kind)):
-                        merger.feed(body)
+                    self._outputs.feed(number, kind, body)
                 case Started(number, pid):
                     if self._elastic is not None:
                         self._elastic.started(number, pid)
@@ -435,7 +433,7 @@ class Supervisor:
             members = {m for m in members if self._elastic.has_rank(m)}
         if members:
             ranks = sorted(self._outputs[member].rank for member in members)
-            complain(
+            self._stderr.complain(
                 f"still running {self._signal_grace_s:g} s after the signal, and "
                 f"killed now: {numbers(ranks)}; unsaved work is lost. Give the ranks "
                 "more time with --signal-grace-s"
@@ -467,8 +465,7 @@ class Supervisor:
             self._step(time.monotonic())
 
     def _end_streams(self) -> None:
-        for remote_merger in self._mergers.values():
-            remote_merger.end()
+        self._outputs.end_streams()
         self._loop.close_streams()
 
     def _conclude(self) -> None:
@@ -479,17 +476,7 @@ class Supervisor:
             self._outcome.is_preempted = self._elastic.is_preempted
         if self._elastic is not None and self._elastic.finished:
             # Replacements that were lost before they joined did not matter.
-            self._ends = [one for one in self._ends if one[0].code == 0]
-        self._outcome.ends = [end for end, _ in self._ends]
-        for end in self._outcome.ends:
-            end.told = told.get(end.rank, {})
-            if end.host in clocks_s and "time_s" in end.told:  # on that host's clock
-                time_s = float(end.told["time_s"]) + clocks_s[end.host]
-                end.told = {**end.told, "time_s": time_s}
-
-    def _add_output(self, end: RankEnd, output: RankOutput) -> None:
-        """Adds a rank's last lines to its `RankEnd`, and its traceback to its log."""
-        end.tail = list(output.tail)
-        end.tail_is_shown = output.tail_is_shown(self._stderr)
-        if full := end.told.get("traceback"):
-            output.note(f"tfdistrun: the full traceback:\n{full}")
+            self._forget_failures()
+        ends = {number: end for number, (end, _) in self._ends.items()}
+        add_reports(ends, told, clocks_s)
+        self._outcome.ends = [*ends.values()]

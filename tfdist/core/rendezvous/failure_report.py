@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.core.rendezvous import renewal
 from tfdist.core.rendezvous.address import split_address
 from tfdist.core.rendezvous.environment import detect
 from tfdist.core.rendezvous.errors import RendezvousError
@@ -80,19 +81,38 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
             return 0
         address = split_address(placement.rendezvous)
         secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
-        report = {**text, "rank": placement.rank, "time_s": time.monotonic()}
-        return asyncio.run(_send(address, secret, placement.job or "", report))
+        report = {key: _encodable(value) for key, value in text.items()}
+        report |= {"rank": placement.rank, "time_s": time.monotonic()}
+        # A newcomer of an elastic job that has not joined has another process's rank.
+        member = renewal.member_of(environ)
+        key = f"{PREFIX}{placement.rank if member is None else member}"
+        return asyncio.run(_send(address, secret, placement.job or "", key, report))
     except (RendezvousError, OSError, RuntimeError):
         return 0  # the launcher has ended, or this is inside a running loop
 
 
+def _encodable(value: Any) -> Any:
+    r"""Replaces the characters of a text that UTF-8 cannot encode.
+
+    Python decodes file names that are not UTF-8 to such characters.
+
+    Example:
+        >>> from tfdist.core.rendezvous.failure_report import _encodable
+        >>> _encodable("caf\udce9"), _encodable(None)
+        ('caf?', None)
+    """
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "replace").decode()
+
+
 async def _send(
-    address: tuple[str, int], secret: bytes, job: str, text: dict[str, Any]
+    address: tuple[str, int], secret: bytes, job: str, key: str, text: dict[str, Any]
 ) -> int:
     deadline = time.monotonic() + _TIMEOUT_S
     store = await StoreClient.connect(address, secret, deadline=deadline, job=job)
     try:
-        await store.set(f"{PREFIX}{text['rank']}", text, timeout_s=_TIMEOUT_S)
+        await store.set(key, text, timeout_s=_TIMEOUT_S)
         digest = hashlib.sha256(str(text.get("error")).encode()).hexdigest()[:16]
         return await store.add(f"{_COUNTS}{digest}", timeout_s=_TIMEOUT_S)
     finally:
