@@ -109,7 +109,7 @@ def test_another_python_is_named(monkeypatch):
         ({}, ERROR, "pip install tensorflow-cpu"),
         ({"tensorflow": "2.15.1", "keras": "3.12.0"}, WARNING, "2.16 to 2.21"),
         ({"tensorflow": "2.30.0", "keras": "3.12.0"}, WARNING, "2.16 to 2.21"),
-        ({"tensorflow": "2.21.0", "keras": "2.15.0"}, ERROR, "'keras>=3.10'"),
+        ({"tensorflow": "2.21.0", "keras": "2.15.0"}, ERROR, "'keras>=3.11'"),
         ({"tensorflow": "2.21.0"}, ERROR, "Keras: is not installed"),
         (
             {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0", "keras": "3.12.0"},
@@ -326,7 +326,14 @@ def test_a_wrong_machine_starts_no_ranks(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["-np", "0"], ["--seconds", "-1"], ["--json", "/nowhere/a.json"]]
+    "words",
+    [
+        ["-np", "0"],
+        ["--seconds", "-1"],
+        ["--json", "/nowhere/a.json"],
+        ["--json", "/tmp"],
+        ["--failing-hosts", "/tmp"],
+    ],
 )
 def test_bad_options_are_refused(words, capsys):
     with pytest.raises(SystemExit) as caught:

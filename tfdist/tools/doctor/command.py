@@ -144,6 +144,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _is_writable(path: Path) -> bool:
+    if path.is_dir():
+        return False
     return os.access(path if path.exists() else path.parent, os.W_OK)
 
 
