@@ -5,12 +5,15 @@ member-<number>.json, unless it was killed.
 """
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import run
+from helpers.launcher import clean_environment, run
+
+from tfdist.horovod import runner
 
 pytestmark = pytest.mark.faults
 SCRIPTS = Path(__file__).parents[1] / "integration" / "horovod_scripts"
@@ -168,3 +171,30 @@ def test_a_job_grows_and_shrinks_and_calls_the_reset_callbacks(tmp_path):
     np.testing.assert_allclose(left[0]["found"], weights_after(200), rtol=1e-5)
     assert any("newcomer 2" in line for line in done.report)
     assert not any("was lost" in line for line in done.report)
+
+
+@pytest.mark.slow
+@deadline(300)
+def test_a_function_returns_the_results_of_the_ranks_at_the_end(tmp_path, monkeypatch):
+    (tmp_path / "loses_rank_0.py").write_text(
+        "def train():\n"
+        "    import os, horovod.tensorflow as hvd\n"
+        "    hvd.init()\n"
+        "    @hvd.elastic.run\n"
+        "    def steps(state):\n"
+        "        while state.batch < 200 or hvd.size() < 2:\n"
+        "            state.batch += 1\n"
+        "            state.commit()\n"
+        "            if os.environ['TFDIST_MEMBER'] == '0' and state.batch == 3:\n"
+        "                os.kill(os.getpid(), 9)\n"
+        "    steps(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0))\n"
+        "    return hvd.rank(), int(os.environ['TFDIST_MEMBER'])\n"
+    )
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TFDIST_OBJECTS", "pickle")
+    import loses_rank_0
+
+    found = runner.run(loses_rank_0.train, num_proc=2, min_num_proc=1)
+    assert found == [(0, 1), (1, 2)]

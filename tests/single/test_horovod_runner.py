@@ -154,34 +154,62 @@ def test_every_rank_returns_its_result(alone, tmp_path, capfd):
     assert "OSError: broken" in capfd.readouterr().err
 
 
+def write_result(folder, rank, result, size=2):
+    name = f"result.{rank}"
+    sealed = function_files.seal((size, result), name, b"k")
+    function_files.write(folder / name, sealed)
+
+
 def test_ranks_write_their_results_at_once(tmp_path, monkeypatch):
     """Rank 1 writes while rank 0 has written, and has not given the file its name."""
     rename = Path.rename
 
     def later(part, path):
         monkeypatch.setattr(Path, "rename", rename)
-        function_files.write(
-            tmp_path / "result.1", function_files.seal(6, "result.1", b"k")
-        )
+        write_result(tmp_path, 1, 6)
         return rename(part, path)
 
     monkeypatch.setattr(Path, "rename", later)
-    function_files.write(
-        tmp_path / "result.0", function_files.seal(5, "result.0", b"k")
-    )
-    assert [function_files.result_of(tmp_path, rank, b"k") for rank in range(2)] == [
-        5,
-        6,
-    ]
+    write_result(tmp_path, 0, 5)
+    assert function_files.results(tmp_path, b"k") == [5, 6]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result.0", "result.1"]
 
 
+def change_place(rank, size, result):
+    """What a rank runs that gets another place while it trains."""
+    os.environ.update(TFDIST_RANK=str(rank), TFDIST_SIZE=str(size))
+    if result is None:
+        raise ValueError("no result")
+    return result
+
+
+def test_results_have_the_ranks_and_the_number_of_ranks_of_the_end(alone, tmp_path):
+    function_files.write(tmp_path / function_files.KEY, b"k")
+    (tmp_path / "result.1.1.part").touch()  # by a rank that was killed
+
+    def run_rank(*end):
+        alone.setenv("TFDIST_RANK", "1")
+        alone.setenv("TFDIST_SIZE", "3")
+        call = function_files.seal((change_place, end, {}), function_files.CALL, b"k")
+        function_files.write(tmp_path / function_files.CALL, call)
+        function_files.call(tmp_path, get_env_rank_and_size)
+
+    run_rank(0, 2, 5)  # the rank that is left of three
+    run_rank(1, 2, 6)  # a newcomer
+    assert function_files.results(tmp_path, b"k") == [5, 6]
+    with pytest.raises(ValueError, match="no result"):
+        run_rank(0, 1, None)
+    assert function_files.first_failure(tmp_path).rank == 0
+
+
 def test_a_result_that_is_missing_or_was_changed_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="on rank 0 cannot be read"):
+        function_files.results(tmp_path, b"k")
+    write_result(tmp_path, 0, 5)
     with pytest.raises(RuntimeError, match="on rank 1 cannot be read"):
-        function_files.result_of(tmp_path, 1, b"k")
-    function_files.write(
-        tmp_path / "result.1", function_files.seal(5, "result.0", b"k")
-    )
+        function_files.results(tmp_path, b"k")
+    sealed = function_files.seal((2, 5), "result.0", b"k")
+    function_files.write(tmp_path / "result.1", sealed)
     assert (tmp_path / "result.1").stat().st_mode & 0o777 == 0o600
     with pytest.raises(RuntimeError, match="Nothing was unpickled"):
-        function_files.result_of(tmp_path, 1, b"k")
+        function_files.results(tmp_path, b"k")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ class Failure(NamedTuple):
 
 def write(path: Path, data: bytes) -> None:
     """Writes, atomically, a file that only this user can read."""
-    part = path.with_name(f"{path.name}.part")  # ranks may write at the same time
+    # Ranks may write at the same time, and a lost rank may leave its part.
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -37,12 +39,18 @@ def seal(obj: Any, about: str, key: bytes) -> bytes:
     return pickling.seal(obj, about, key, max_bytes=MAX_BYTES)
 
 
-def result_of(folder: Path, rank: int, key: bytes) -> Any:
-    """Returns the result of the function on a rank.
+def results(folder: Path, key: bytes) -> list[Any]:
+    """Returns the results of the ranks with which the job has ended, in rank order.
 
     Raises:
-        RuntimeError: the rank left no result, or it cannot be loaded.
+        RuntimeError: a rank left no result, or it cannot be loaded.
     """
+    size, first = _result_of(folder, 0, key)
+    others = [_result_of(folder, rank, key) for rank in range(1, size)]
+    return [first, *(result for _, result in others)]
+
+
+def _result_of(folder: Path, rank: int, key: bytes) -> tuple[int, Any]:
     name = f"result.{rank}"
     try:
         return pickling.unseal((folder / name).read_bytes(), name, key)
@@ -61,20 +69,28 @@ def first_failure(folder: Path) -> Failure | None:
     return Failure(int(first.suffix[1:]), first.read_text(encoding="utf-8"))
 
 
-def call(folder: Path, rank: int) -> None:
+def call(folder: Path, find_place: Callable[[], tuple[int, int]]) -> None:
     """Calls the function in the folder, and writes its result or its exception there.
+
+    Args:
+        folder: the folder.
+        find_place: returns the rank of this process and the number of ranks. Called
+            when the function has ended, because they change in an elastic job.
 
     Raises:
         BaseException: the function has raised it.
     """
     key = (folder / KEY).read_bytes()
     function, args, kwargs = pickling.unseal((folder / CALL).read_bytes(), CALL, key)
-    name = f"result.{rank}"
     try:
-        result = seal(function(*args, **kwargs), name, key)
+        result = function(*args, **kwargs)
+        rank, size = find_place()
+        name = f"result.{rank}"
+        sealed = seal((size, result), name, key)
     except BaseException as error:
         inside = error.__traceback__.tb_next if error.__traceback__ else None
         lines = traceback.format_exception(type(error), error, inside)
-        write(folder / f"error.{rank}", "".join(lines).encode("utf-8", "replace"))
+        text = "".join(lines).encode("utf-8", "replace")
+        write(folder / f"error.{find_place()[0]}", text)
         raise
-    write(folder / name, result)
+    write(folder / name, sealed)

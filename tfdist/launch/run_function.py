@@ -6,6 +6,9 @@ forked: TensorFlow does not survive a fork.
 
 from __future__ import annotations
 
+import codecs
+import io
+import locale
 import os
 import secrets
 import subprocess
@@ -14,7 +17,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tfdist.core import pickling
 from tfdist.launch import function_files
@@ -33,10 +36,11 @@ def run(
     """Calls a function on several ranks of this host, and returns their results.
 
     `tfdist.run` works in a script, in a notebook and at the Python prompt. The output
-    of the ranks is printed while they run, and each line starts with the rank. The
-    function, its arguments and its results are pickled. A function that is defined in a
-    notebook or in the program itself is pickled by value, with the package cloudpickle.
-    Return tensors and weights as NumPy arrays (for example `model.get_weights()`).
+    of the ranks is printed while they run; if there are several ranks, each line starts
+    with the rank. The function, its arguments and its results are pickled. A function
+    that is defined in a notebook or in the program itself is pickled by value, with the
+    package cloudpickle. Return tensors and weights as NumPy arrays (for example
+    `model.get_weights()`).
 
     Args:
         function: the function to call. It has to import the modules that it uses. If it
@@ -47,7 +51,8 @@ def run(
         options: options for tfdistrun, for example `["--bind-to", "core"]`.
 
     Returns:
-        The results of the function, in rank order.
+        The results of the function, in rank order. With the option `--min-np`, these
+        are the results of the ranks with which the job has ended.
 
     Raises:
         RuntimeError: on a rank, the function raised an exception or returned a result
@@ -77,7 +82,7 @@ def run(
         code = finish("tfdist.launch", ["-np", str(np), *command], is_echoed=True)
         if code != 0:
             raise RuntimeError(_reason(call.folder, code))
-        return call.results(np)
+        return call.results()
 
 
 class FunctionCall:
@@ -116,12 +121,9 @@ class FunctionCall:
     def __exit__(self, *_: object) -> None:
         self._holder.cleanup()
 
-    def results(self, size: int) -> list[Any]:
-        """Returns the results of all ranks, after they have ended."""
-        return [
-            function_files.result_of(self.folder, rank, self._key)
-            for rank in range(size)
-        ]
+    def results(self) -> list[Any]:
+        """Returns the results of the ranks with which the job has ended."""
+        return function_files.results(self.folder, self._key)
 
 
 def check_picklable(function: Callable[..., Any], caller: str, more: str = "") -> None:
@@ -158,20 +160,42 @@ def finish(module: str, words: Sequence[str], *, is_echoed: bool = False) -> int
         env={**os.environ, "PYTHONPATH": os.pathsep.join(_own_path())},
         stdout=subprocess.PIPE if is_echoed else None,
         stderr=subprocess.STDOUT if is_echoed else None,
-        text=True,
-        errors="replace",
     )
     try:
-        for line in job.stdout or ():
-            print(line, end="", flush=True)
+        if job.stdout is not None:
+            _echo(cast(io.BufferedReader, job.stdout))
         return job.wait()
-    except BaseException:  # Ctrl-C: tfdistrun terminates its ranks before it exits
-        job.terminate()
-        job.wait(_END_S)
+    except BaseException:  # such as Ctrl-C
+        _end(job)
         raise
     finally:
         if job.stdout is not None:
             job.stdout.close()
+
+
+def _echo(stream: io.BufferedReader) -> None:
+    """Prints what comes from a stream; keeps carriage returns (progress bars)."""
+    decoder = codecs.getincrementaldecoder(locale.getencoding())("replace")
+    while data := stream.read1():
+        print(decoder.decode(data), end="", flush=True)
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher, which terminates its ranks before it exits.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed once more; the ranks have no more time.
+    """
+    job.terminate()
+    try:
+        job.communicate(timeout=_END_S)  # it may print much while its ranks end
+    except subprocess.TimeoutExpired:
+        job.terminate()  # the second signal ends the job at once
+        job.communicate()
+    except BaseException:
+        job.terminate()
+        job.communicate()
+        raise
 
 
 def _reason(folder: Path, code: int) -> str:
@@ -184,13 +208,23 @@ def _reason(folder: Path, code: int) -> str:
     return f"tfdist.run: the function failed on rank {failure.rank}:\n{failure.text}"
 
 
+def _place() -> tuple[int, int]:
+    """Returns the rank of this process and the number of ranks, set by tfdistrun."""
+    return int(os.environ["TFDIST_RANK"]), int(os.environ["TFDIST_SIZE"])
+
+
 def _own_path() -> list[str]:
     """Returns the folders of `sys.path`, without those of the Python installation."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    python = tuple(sysconfig.get_path(kind) for kind in kinds)
-    found = [folder or os.getcwd() for folder in sys.path]
-    return [f for f in found if not f.startswith(python) and not f.endswith(".zip")]
+    python = [Path(sysconfig.get_path(kind)) for kind in kinds]
+    version = f"{sys.version_info.major}{sys.version_info.minor}"
+    python.append(python[0].with_name(f"python{version}.zip"))
+    # Imports ignore entries that are not strings.
+    found = [one or os.getcwd() for one in sys.path if isinstance(one, str)]
+    return [
+        one for one in found if not any(Path(one).is_relative_to(own) for own in python)
+    ]
 
 
 if __name__ == "__main__":
-    function_files.call(Path(sys.argv[1]), int(os.environ["TFDIST_RANK"]))
+    function_files.call(Path(sys.argv[1]), _place)

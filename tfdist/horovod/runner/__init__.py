@@ -101,7 +101,9 @@ def run(
         np: an older name of `num_proc`.
 
     Returns:
-        A list of the function's results, in rank order.
+        A list of the function's results, in rank order. With `min_num_proc`, these are
+        the results of all ranks with which the job has ended, not only the first
+        `min_num_proc` as in Horovod.
 
     Raises:
         RuntimeError: `TFDIST_OBJECTS=pickle` is not set, or a rank failed; see the
@@ -131,8 +133,7 @@ def run(
         )
     _check_hosts(hosts, hostfile)
     check_picklable(func, "horovod.run", f"{_INSTEAD}.")
-    size = np or num_proc or 1
-    given["num_proc"] = size
+    given["num_proc"] = np or num_proc or 1
     with FunctionCall(func, args, kwargs or {}) as call:
         python = executable or sys.executable
         command = [python, "-m", __name__, str(call.folder)]
@@ -142,7 +143,7 @@ def run(
                 f"horovod.run: the ranks ended with exit code {code}; see the report "
                 "of the first failure above."
             )
-        return call.results(size)
+        return call.results()
 
 
 def words_of(given: Mapping[str, Any]) -> list[str]:
