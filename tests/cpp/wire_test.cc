@@ -195,6 +195,19 @@ TEST(an_error_too_long_to_travel_keeps_its_kind_and_its_beginning) {
   CHECK_EQ(out.payload().rfind("{\"kind\": \"mismatch\"", 0), size_t{0});
 }
 
+TEST(a_failed_rank_with_an_error_too_long_to_travel_is_named_by_the_evidence) {
+  const ErrorRecord record{"rank_failed", 1, "h", 7, "", std::string(50000, 'c'), ""};
+  CHECK_EQ(EncodeRecord(Status(Code::kAborted, "rank 1 failed", record)), "");
+}
+
+TEST(a_text_is_shortened_between_two_characters) {
+  const std::string text = "a\u00e9\u5b66";  // of 1, 2 and 3 bytes
+  for (size_t bytes = 0; bytes <= text.size(); ++bytes) {
+    const size_t whole = bytes < 1 ? 0 : bytes < 3 ? 1 : bytes < 6 ? 3 : 6;
+    CHECK_EQ(Shortened(text, bytes), text.substr(0, whole));
+  }
+}
+
 TEST(every_truncation_and_every_extra_byte_is_refused) {
   const std::string request = EncodeRequest(SampleRequest());
   const std::string response = EncodeResponse(SampleResponse());

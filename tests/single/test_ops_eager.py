@@ -1,5 +1,11 @@
 """Eager allreduces that come again: what was checked for one holds for no other."""
 
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +13,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.collectives import ReduceOp, _arguments
 from tfdist.collectives.tf_ops import emit
+from tfdist.core import runtime
 
 X = tf.constant([1.0, -2.0, 0.5])
 
@@ -147,3 +154,38 @@ def test_after_the_end_a_known_call_says_that_init_is_missing():
         tfdist.allreduce(X)
     tfdist.init()
     assert bits(tfdist.allreduce(X)) == bits(X)
+
+
+def test_a_newcomer_that_rehearses_is_the_root_of_its_operations(monkeypatch):
+    """It has the rank and size that it may get, but is the only rank of its engine."""
+    tfdist.init()
+    topology = dataclasses.replace(runtime.check_initialized(), rank=1, size=3)
+    monkeypatch.setattr(runtime.state, "topology", topology)
+    monkeypatch.setattr(runtime.state, "rehearses", True)
+    x = tf.constant([1.0, 2.0])
+    for call in (tfdist.broadcast, tfdist.reduce, tfdist.gather, tfdist.scatter):
+        assert call(x, root=2).numpy().tolist() == [1.0, 2.0]
+    variable = tf.Variable(3.0)
+    tfdist.broadcast_variables([variable], root=1)
+    assert float(variable) == 3.0
+
+
+def test_a_locale_with_a_decimal_comma_changes_no_number(tmp_path):
+    """Programs and libraries (Qt, for example) set the locale of the user."""
+    name = "de_DE.UTF-8"
+    made = ["localedef", "--no-archive", "-i", "de_DE", "-f", "UTF-8", tmp_path / name]
+    if not shutil.which("localedef") or subprocess.run(made).returncode != 0:
+        pytest.skip("a locale cannot be made (Debian's package locales)")
+    program = (
+        f"import locale; locale.setlocale(locale.LC_ALL, {name!r})\n"
+        "import tensorflow as tf, tfdist; tfdist.init()\n"
+        "x = tfdist.allreduce(tf.constant([1.0]), prescale=0.5)\n"
+        "print(f'{locale.str(0.5)} {x.numpy()[0]}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LOCPATH": str(tmp_path)},
+        **{"capture_output": True, "text": True, "timeout": 60},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0,5 0.5"

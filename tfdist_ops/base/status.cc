@@ -24,6 +24,16 @@ std::string JsonQuote(const std::string& text) {
   return out + "\"";
 }
 
+std::string Shortened(const std::string& text, size_t most_bytes) {
+  if (text.size() <= most_bytes) return text;
+  const auto continues = [&](size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;  // the rest of a character
+  };
+  size_t end = most_bytes;
+  while (end > 0 && continues(end)) --end;
+  return text.substr(0, end);
+}
+
 std::string ErrorRecord::ToJson() const {
   std::string out = "{\"kind\": " + JsonQuote(kind);
   if (rank >= 0) out += ", \"rank\": " + std::to_string(rank);

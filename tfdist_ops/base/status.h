@@ -6,6 +6,7 @@
 #ifndef TFDIST_OPS_BASE_STATUS_H_
 #define TFDIST_OPS_BASE_STATUS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -91,6 +92,9 @@ Status InternalError(const char* file, int line, const std::string& message);
 
 // `text` as a JSON string with its quotes; control characters escaped, bytes above 0x7f kept.
 std::string JsonQuote(const std::string& text);
+
+// The first characters of `text`, in at most `most_bytes` bytes of UTF-8: no character is cut.
+std::string Shortened(const std::string& text, size_t most_bytes);
 
 }  // namespace tfdist
 

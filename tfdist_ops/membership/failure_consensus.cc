@@ -140,7 +140,7 @@ bool FailureConsensus::Learn(const Evidence& evidence) {
   } else {
     it->second.certain = true;  // the first cause stays
   }
-  if (it->second.cause.size() > kMaxCause) it->second.cause.resize(kMaxCause);
+  it->second.cause = Shortened(it->second.cause, kMaxCause);
   if (it->second.record.size() > kMaxRecord) it->second.record.clear();
   return true;
 }
@@ -177,7 +177,7 @@ void FailureConsensus::End(Outcome outcome, const std::string& cause, const std:
   own_cause_ = cause;
   auto message = NewMessage(ConsensusMessage::Kind::kReport);
   message->evidence = {
-      Evidence{rank_, true, cause.substr(0, kMaxCause), record.size() > kMaxRecord ? "" : record}};
+      Evidence{rank_, true, Shortened(cause, kMaxCause), record.size() > kMaxRecord ? "" : record}};
   Broadcast(message);
   reports_.clear();
 }

@@ -80,7 +80,7 @@ void FailureHandler::SettleVerdict(int peer) {
 
 void FailureHandler::Suspect(int rank, bool certain, const Status& status) {
   if (!access_.state.failure.ok() || access_.state.leaving) return;
-  seen_.push_back({rank, certain, status.message().substr(0, kMaxCause), EncodeRecord(status)});
+  seen_.push_back({rank, certain, Shortened(status.message(), kMaxCause), EncodeRecord(status)});
   access_.client->StopWork();
 }
 

@@ -375,7 +375,8 @@ std::string EncodeRecord(const Status& status) {
     const size_t end = status.payload().find('"', start.size());
     kind = status.payload().substr(start.size(), end - start.size());
   }
-  return EncodeStatus(Status(status.code(), status.message().substr(0, kMaxRecord / 2) + " ...",
+  if (kind == "rank_failed") return "";
+  return EncodeStatus(Status(status.code(), Shortened(status.message(), kMaxRecord / 2) + " ...",
                              ErrorRecord{kind, -1, "", 0, "", "see the message", ""}));
 }
 

@@ -187,8 +187,8 @@ std::string EncodeBlocked(const BlockedNote& note);
 bool DecodeBlocked(ByteSpan bytes, BlockedNote* note);
 std::string EncodeRound(uint32_t round);
 bool DecodeRound(ByteSpan bytes, uint32_t* round);
-// Encodes an error for evidence; one longer than kMaxRecord keeps its kind and the start of its
-// message.
+// Encodes an error for evidence. One longer than kMaxRecord keeps its kind and the start of its
+// message; that of a failed rank is "", as the evidence itself names the rank.
 std::string EncodeRecord(const Status& status);
 std::string EncodeBeat(const Heartbeat& beat);
 bool DecodeBeat(ByteSpan bytes, Heartbeat* beat);

@@ -1,17 +1,21 @@
 #include "tf/call_text.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
 
 namespace tfdist {
 namespace {
 
-// A number and the space after it. False: there is none, and `*at` stays.
+// A number and the space after it. False: there is none, and `*at` stays. Not strtod: it expects a
+// decimal comma if the program has set such a locale.
 bool ReadNumber(const char** at, double* value) {
-  char* end = nullptr;
-  *value = std::strtod(*at, &end);
-  if (end == *at || *end != ' ' || !std::isfinite(*value)) return false;
+  const char* end = std::strchr(*at, ' ');
+  if (end == nullptr) return false;
+  const absl::string_view text(*at, static_cast<size_t>(end - *at));
+  if (!absl::SimpleAtod(text, value) || !std::isfinite(*value)) return false;
   *at = end + 1;
   return true;
 }
