@@ -1,4 +1,4 @@
-"""Functions that reduce, called from one function, and several sets in one."""
+"""Functions and branches that reduce in one function, and several sets in one."""
 
 import time
 
@@ -69,6 +69,40 @@ def one_function_twice():
     return steps_of(train)
 
 
+def in_two(control_flow):
+    """Two uses of control flow that call the same function with an operation."""
+    weights = tf.Variable([1.0, 1.0])
+
+    @tf.function
+    def total(x):
+        return tfdist.allreduce(x * weights, op=tfdist.ReduceOp.AVERAGE)
+
+    @tf.function
+    def train(x):
+        first, second = late(x, 0), late(10.0 * x, 1)
+        return control_flow(total, first), control_flow(total, second)
+
+    return steps_of(train)
+
+
+def two_branches():
+    return in_two(lambda f, x: tf.cond(tf.size(x) > 1, lambda: f(x), lambda: x))
+
+
+def two_cases():
+    return in_two(
+        lambda f, x: tf.switch_case(tf.size(x) - 1, [lambda: x, lambda: f(x)])
+    )
+
+
+def two_loops():
+    def once(f, x):
+        body = lambda i, y: (i + 1, f(y))  # noqa: E731
+        return tf.while_loop(lambda i, _: i < tf.size(x) - 1, body, (0, x))[1]
+
+    return in_two(once)
+
+
 def a_function_beside_a_tape():
     weights = tf.Variable([1.0, 2.0])
 
@@ -104,6 +138,9 @@ def plain_operations():
     [
         two_functions,
         plain_operations,
+        two_branches,
+        two_cases,
+        two_loops,
         pytest.param(one_function_twice, marks=pytest.mark.slow),
         pytest.param(a_function_beside_a_tape, marks=pytest.mark.slow),
     ],

@@ -4,7 +4,8 @@ TensorFlow runs two calls concurrently if both only read variables. Operations i
 calls may have equal names, in particular if both call the same function. The order in
 which a rank starts the operations is then undefined, and the ranks would match
 operations of different calls. So such calls are chained, as TensorFlow chains calls of
-functions with its own collectives.
+functions with its own collectives. The same applies to two `tf.cond`, `tf.switch_case`
+or `tf.while_loop` in one function.
 
 Calls from different threads have no such order. The operations in a function belong to
 the thread that calls it (`op_names.claim`).
@@ -23,7 +24,8 @@ from tfdist.collectives.tf_ops.op_names import Key, claim, key_of
 _logger = logging.getLogger("tfdist")
 
 _SCOPES_OF = "collective_manager_ids_from_op"
-_CALL = "StatefulPartitionedCall"
+# Types of the operations that call traced functions.
+CALLS = frozenset({"StatefulPartitionedCall", "If", "Case", "While"})
 _PREFIX = "Tfdist"  # prefix of the types of tfdist operations
 _SCOPE = 0x7FD157  # tfdist's id among TensorFlow's scopes of collectives
 _CALL_FUNCTION = "call_flat"
@@ -42,7 +44,8 @@ def chain_calls(module: Any) -> None:
     if scopes_of is None:
         _logger.warning(
             "TensorFlow %s has no auto_control_deps.%s: do not call two functions "
-            "with tfdist operations, or one of them twice, from the same tf.function.",
+            "with tfdist operations, or one of them twice, from the same tf.function. "
+            "Likewise, do not use two tf.cond or tf.while_loop with such operations.",
             tf.__version__,
             _SCOPES_OF,
         )
@@ -50,7 +53,7 @@ def chain_calls(module: Any) -> None:
 
     def scopes_with_tfdist(op: Any) -> list[int]:
         scopes = list(scopes_of(op))
-        if op.type == _CALL and _SCOPE not in scopes and _has_tfdist_ops(op):
+        if op.type in CALLS and _SCOPE not in scopes and contains(op, _is_tfdist_op):
             scopes.append(_SCOPE)
         return scopes
 
@@ -110,19 +113,28 @@ def _keys_in(function: Any) -> set[Key]:
     return keys
 
 
-def _has_tfdist_ops(call: Any) -> bool:
-    """Returns whether a called function or its callees have a tfdist operation."""
-    waiting = [call.get_attr("f").name]
-    seen = set(waiting)
+def contains(call: Any, matches: Callable[[Any], bool]) -> bool:
+    """Returns whether a node in the called functions or in their callees matches.
+
+    Args:
+        call: an operation of one of the types in `CALLS`.
+        matches: function that accepts a node (`NodeDef`).
+    """
+    seen = set(_functions_of(call.node_def))
+    waiting = list(seen)
     while waiting:
         definition = _definition(call.graph, waiting.pop())
         for node in () if definition is None else definition.node_def:
-            if node.op.startswith(_PREFIX):
+            if matches(node):
                 return True
             found = set(_functions_of(node)) - seen
             seen |= found
             waiting.extend(found)
     return False
+
+
+def _is_tfdist_op(node: Any) -> bool:
+    return str(node.op).startswith(_PREFIX)
 
 
 def _functions_of(node: Any) -> Iterator[str]:
