@@ -182,7 +182,7 @@ class Parts(keras.Model):
         super().__init__()
         self.first = keras.layers.Dense(units)
         setattr(self, name_of_last, keras.layers.Dense(1))
-        self.build((None, 2))
+        self(np.zeros((1, 2)))
 
     def build(self, shape):
         first, last = self.layers
@@ -373,3 +373,41 @@ def half(path):
 def test_a_loss_scale_is_restored_whoever_put_it_there(tmp_path):
     scales = [2.0**15, 2.0**14, 2.0**13, 2.0**12]
     assert run_ranks(half, 1, str(tmp_path / "half.keras")) == [scales]
+
+
+class Scaled(keras.Model):
+    """A model that also holds the optimizer inside its loss scale."""
+
+    def __init__(self, attribute):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self(np.zeros((1, 2)))
+        setattr(self, attribute, keras.optimizers.SGD(0.5, momentum=0.5))
+        scale = keras.optimizers.LossScaleOptimizer(getattr(self, attribute))
+        self.compile(tfdist.DistributedOptimizer(scale), "mse")
+        self.optimizer.build(self.trainable_variables)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return {}
+
+
+def restored_scaled(folder):
+    found = []
+    for attribute in ("_sgd", "inner", "sgd"):  # Keras saves "optimizer" after "inner"
+        model = Scaled(attribute)
+        for number, v in enumerate(model.optimizer.variables):
+            v.assign(np.full(v.shape, number + 1.0))
+        path = f"{folder}/{attribute}.keras"
+        model.save(path)
+        other = Scaled(attribute)
+        tfdist.restore(other, path)
+        values = zip(model.optimizer.variables, other.optimizer.variables, strict=True)
+        found.append(all(np.array_equal(a, b) for a, b in values))
+    return found
+
+
+def test_an_attribute_may_hold_an_optimizer_inside_another(tmp_path):
+    assert run_ranks(restored_scaled, 1, str(tmp_path)) == [[True] * 3]

@@ -29,6 +29,13 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list(by_id.values())
 
 
+def parts_of(optimizer: Any) -> list[Any]:
+    """Returns the optimizers inside a `LossScaleOptimizer` or a `MultiOptimizer`."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    inside = [] if inner is None else [inner, *parts_of(inner)]
+    return [*inside, *getattr(optimizer, "_inner_optimizers", ())]
+
+
 def members_of_attribute(value: Any) -> list[Any]:
     """Returns the members of a list, tuple or dict, or a list of the value itself."""
     if isinstance(value, dict):
@@ -76,10 +83,11 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
     optimizers = optimizers_of(model)
     weights = model.weights
     places = {id(variable): place for place, variable in enumerate(weights)}
-    own = [
-        [places.get(id(v), -1) for v in one._trainable_variables] if one.built else []
-        for one in optimizers
-    ]
+    own: list[list[int]] = []
+    for one in optimizers:
+        # In Keras 3.10, those of a LossScaleOptimizer are only in its inner optimizer.
+        trained = getattr(one, "inner_optimizer", one)._trainable_variables
+        own.append([places.get(id(v), -1) for v in trained] if one.built else [])
     told = broadcast_object(
         own, root, name="build of the optimizers", process_set=process_set
     )
@@ -103,7 +111,7 @@ def check_all_reduce(model: keras.Model) -> None:
             and the code to use.
     """
     found = optimizers_of(model)
-    parts = {id(part) for one in found for part in _parts_of(one)}
+    parts = {id(part) for one in found for part in parts_of(one)}
     if _is_default(model.optimizer):
         parts.add(id(model.optimizer))
     used = [one for one in found if id(one) not in parts]
@@ -121,12 +129,6 @@ def check_all_reduce(model: keras.Model) -> None:
             "For variables that should differ between ranks, wrap their optimizer with "
             "local_variables=lambda variable: True."
         )
-
-
-def _parts_of(optimizer: Any) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    inside = [] if inner is None else [inner, *_parts_of(inner)]
-    return [*inside, *getattr(optimizer, "_inner_optimizers", ())]
 
 
 def _is_default(optimizer: Any) -> bool:

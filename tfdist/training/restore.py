@@ -23,7 +23,11 @@ from tfdist.layers.saved_generators import read_states, set_states
 from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.training.checkpoint_files import newest_checkpoint
 from tfdist.training.model_building import is_built
-from tfdist.training.model_optimizers import members_of_attribute, optimizers_of
+from tfdist.training.model_optimizers import (
+    members_of_attribute,
+    optimizers_of,
+    parts_of,
+)
 from tfdist.training.preprocessing_layers import check_alike, follow_variables
 
 _WEIGHTS = "model.weights.h5"
@@ -196,7 +200,13 @@ def check_fits(model: keras.Model, path: str) -> None:
     # Keras would only warn and continue with a fresh optimizer.
     slots, weights = _divide(model, saved)
     optimizers = optimizers_of(model)
-    own_slots = [tuple(v.shape) for one in optimizers for v in one.variables]
+    parts = _parts(model)  # their variables are also those of the outer optimizer
+    own_slots = [
+        tuple(v.shape)
+        for one in optimizers
+        if id(one) not in parts
+        for v in one.variables
+    ]
     unbuilt = [type(one).__name__ for one in optimizers if not one.built]
     if unbuilt and len(slots) > len(own_slots):
         raise ValueError(
@@ -328,25 +338,37 @@ def _divide(
 
     Keras saves an optimizer under the name of its attribute: "second/vars/0", or
     "several/adam_1/vars/0" in a list or dict. A `LossScaleOptimizer` also has the
-    variables of its inner optimizer, which are saved again in "second/inner_optimizer".
+    variables of its inner optimizer, which are saved again in "second/inner_optimizer",
+    or under the name of an attribute that holds the inner optimizer. Shapes that are
+    saved again are in neither list.
     """
     attributes = {"optimizer": {""}}
+    again: dict[str, set[str]] = {}
+    parts = _parts(model)
     for name, value in vars(model).items():
         is_many = isinstance(value, list | tuple | dict)
         for one in members_of_attribute(value):
             if isinstance(one, keras.optimizers.Optimizer):
                 name_of_class = type(one).__name__.lower().replace("_", "")
                 kind = name_of_class if is_many else ""
-                attributes.setdefault(name, set()).add(kind)
+                places = again if id(one) in parts else attributes
+                places.setdefault(name, set()).add(kind)
     slots, weights = [], []
     for place, shape in saved.items():
         first, *between = place.split("/")[:-1]
         kind = re.sub(r"_\d+$|_", "", "/".join(between[:-1]))
         if between[-1:] == ["vars"] and kind in attributes.get(first, ()):
             slots.append(shape)
+        elif between[-1:] == ["vars"] and kind in again.get(first, ()):
+            continue
         elif first != "optimizer":
             weights.append(shape)
     return slots, weights
+
+
+def _parts(model: keras.Model) -> set[int]:
+    """Returns the ids of all optimizers that are inside other optimizers."""
+    return {id(part) for one in optimizers_of(model) for part in parts_of(one)}
 
 
 def _built(model: keras.Model) -> list[str]:
