@@ -34,6 +34,13 @@ def listed(path):
         # Two numbers differ, of which one may be a loss: the times count.
         ({"1-0.9": 1, "2-0.8": 3, "3-0.7": 2}, "2-0.8 3-0.7 1-0.9"),
         ({"best.keras": 2, "step-7.keras": 1}, "best.keras step-7.keras"),
+        # One number differs, which is part of a loss.
+        ({"best-0.5123": 1, "best-0.4981": 2}, "best-0.4981 best-0.5123"),
+        ({"best-2.5.keras": 1, "best-1.5.keras": 2}, "best-1.5.keras best-2.5.keras"),
+        ({"1e-05": 1, "1e-06": 2}, "1e-06 1e-05"),
+        ({"3e-05": 1, "2e-05": 2}, "2e-05 3e-05"),
+        ({"v1.0-s9": 2, "v1.0-s10": 1}, "v1.0-s10 v1.0-s9"),
+        ({"9.h5": 2, "10.h5": 1}, "10.h5 9.h5"),
         ({"a-none": 1, "a-7": 1}, "a-none a-7"),  # the same time: by name
     ],
 )

@@ -13,7 +13,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SUFFIX = ".sha256"
@@ -28,9 +28,9 @@ def newest_checkpoint(path: str | os.PathLike[str]) -> Path:
     (NAME.sha256). For a ".keras" file without a checksum, the CRC-32 of each member of
     the archive is checked. Other files without a checksum are not checked.
 
-    If the file names differ only in one number ("step-0000500.keras",
-    "step-0001000.keras"), the file with the largest number is the newest. Otherwise,
-    the modification time decides.
+    If the file names differ only in one integer ("step-0000500.keras",
+    "step-0001000.keras"), the file with the largest integer is the newest. Otherwise,
+    for example if a loss is part of the names, the modification time decides.
 
     This is not a collective operation: call it on one rank, and broadcast the result.
 
@@ -142,7 +142,7 @@ def newest_first(times: Mapping[str, float]) -> list[str]:
         times: the modification time of each file name, in any unit.
 
     Returns:
-        The names, sorted by number if they differ only in one number, else by time.
+        The names, sorted by number if they differ only in one integer, else by time.
 
     Example:
         >>> newest_first({"step-9.keras": 2.0, "step-10.keras": 1.0})
@@ -154,12 +154,24 @@ def newest_first(times: Mapping[str, float]) -> list[str]:
     columns = list(zip(*parts.values(), strict=False))
     varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
     same_length = len({len(one) for one in parts.values()}) == 1
-    if same_length and len(varying) == 1 and varying[0] % 2:  # odd indices: numbers
-        place = varying[0]
+    place = varying[0] if same_length and len(varying) == 1 else 0
+    if place % 2 and not _is_metric([column[0] for column in columns], place):
         return sorted(
             times, key=lambda name: (int(parts[name][place]), name), reverse=True
         )
     return sorted(times, key=lambda name: (times[name], name), reverse=True)
+
+
+def _is_metric(parts: Sequence[str], place: int) -> bool:
+    """Returns whether digits in a file name are part of a decimal such as 0.25 or 2e-5.
+
+    Args:
+        parts: the name, split so that the members at odd indices are digits.
+        place: index of the digits.
+    """
+    before = parts[place - 1] if place > 1 else ""
+    after = parts[place + 1] if place + 2 < len(parts) else ""
+    return any(re.fullmatch(r"\.|e[-+]?", text) for text in (before, after))
 
 
 def _candidates(path: str | os.PathLike[str]) -> list[str]:
