@@ -99,6 +99,51 @@ def test_raise_is_an_error_on_all_ranks_before_a_variable_changes(accumulate, ea
     assert "bias" not in ranks[1][0]
 
 
+def train_with_a_sum_that_overflows(policy, scaled, eager):
+    """Values after each of two updates; in the first, only the sum is not finite."""
+    optimizer = keras.optimizers.AdamW(
+        0.5, weight_decay=0.5, gradient_accumulation_steps=2
+    )
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1.0)
+    optimizer = tfdist.DistributedOptimizer(
+        optimizer, nan_policy=policy, compression="fp16"
+    )
+    v = tf.Variable([1.0, 1.0])
+    optimizer.build([v])
+    step = lambda g: optimizer.apply([g], [v])  # noqa: E731
+    run = step if eager else tf.function(step)
+    seen, error = [], ""
+    # Each of the ranks' gradients is finite, but too large for float16.
+    for value in (1e6, 1e6, 1.0, 1.0):
+        try:
+            run(tf.constant([value, 1.0]))
+        except tf.errors.InvalidArgumentError as raised:
+            error = str(raised)
+            break
+        seen.append(v.numpy().tolist())
+    slots = [x.numpy() for x in optimizer.variables if "momentum" in x.path]
+    return seen, error, len(slots), all(np.isfinite(x).all() for x in slots)
+
+
+@pytest.mark.parametrize("eager", [pytest.param(True, marks=SLOW), False])
+@pytest.mark.parametrize(
+    ("policy", "scaled"),
+    [("skip_step", False), ("raise", False), (None, True)],
+)
+def test_a_sum_of_micro_batches_that_overflows_is_seen(policy, scaled, eager):
+    ranks = run_ranks(train_with_a_sum_that_overflows, 2, policy, scaled, eager)
+    for seen, error, *slots in ranks:
+        assert slots == [1, True]
+        if policy == "raise":
+            assert seen == [[1.0, 1.0]]
+            assert "is not finite; the step has not changed any variable" in error
+        else:
+            assert seen[:3] == [[1.0, 1.0]] * 3
+            # Decay to 0.75, then a step of Adam of 0.5; the sum of 1e6 was dropped.
+            np.testing.assert_allclose(seen[3], [0.25, 0.25], atol=1e-4)
+
+
 def test_a_policy_has_to_be_known_and_a_loss_scale_has_its_own():
     tfdist.init()
     with pytest.raises(ValueError, match="None, 'raise' or 'skip_step', got 'ignore'"):

@@ -19,7 +19,7 @@ STATE = {
     "core/failed_rank.py": {"_state"},
     "core/deadlock/watcher.py": {"callers"},
     "elastic/state.py": {"_program"},
-    "callbacks/_elastic_fit.py": {"_program"},
+    "callbacks/elastic.py": {"_program"},
     "launch/processes.py": {"_outsiders", "_strangers"},
     # Connections to the launcher, which opens each once.
     "core/rendezvous/spaces/__init__.py": {"_open"},
@@ -39,6 +39,7 @@ STATE = {
     "collectives/_join.py": {"after_join"},
     # Objects of TensorFlow and Keras, by weak reference.
     "callbacks/_base.py": {"_first_step_names"},
+    "callbacks/_callback_states.py": {"_named"},
     "callbacks/learning_rate_scale.py": {"_scaled"},
     "callbacks/learning_rate_warmup.py": {"_warmups"},
     "collectives/per_rank_variables.py": {"_declared", "_broadcast_lists"},
@@ -72,9 +73,12 @@ ATTRIBUTES = {
     "training/optimizer.py": {"_tfdist_was_built"},
     "training/optimizer_mixins.py": {
         *("_tfdist_reduced", "_tfdist_weight", "_tfdist_updated"),
+        "_tfdist_is_finite",
     },
     # Values that refer to the object, which a registry would keep alive.
     "gradients/accumulation.py": {"_tfdist_total_weight", "_tfdist_own_weight"},
+    # Of an operation of a graph.
+    "gradients/update_order.py": {"_tfdist_barrier"},
     # Of a function that we put in the place of another one.
     "callbacks/_loss_weighting.py": {"_tfdist_before"},
     "callbacks/_save_guard.py": {"_tfdist_guards"},

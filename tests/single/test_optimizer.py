@@ -1,9 +1,11 @@
 """DistributedOptimizer at size 1: what it wraps, keeps and refuses."""
 
 import copy
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ import tfdist
 from tfdist.collectives import ReduceOp
 from tfdist.core import native
 from tfdist.gradients import xla
+from tfdist.training import model_optimizers
 from tfdist.training.optimizer import is_distributed
 
 X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
@@ -176,6 +179,24 @@ def test_only_known_compressions_are_accepted(compression):
         tfdist.DistributedGradientTape(compression=compression)
 
 
+def test_a_name_has_to_be_a_string():
+    with pytest.raises(TypeError, match="name to be a string or None, got 3"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), name=3)
+    with pytest.raises(TypeError, match="name to be a string or None, got 3"):
+        tfdist.DistributedGradientTape(name=3)
+
+
+def test_layers_with_local_variables_are_not_kept_alive():
+    layer = keras.layers.Dense(1)
+    alive = weakref.ref(layer)
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_variables=[layer]
+    )
+    del layer, optimizer
+    gc.collect()
+    assert alive() is None
+
+
 def test_mixed_float16_puts_the_reduction_outside_of_the_loss_scale(mixed_float16):
     wrapped = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.01))
     assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
@@ -311,6 +332,31 @@ def test_gradients_without_variables_need_a_built_optimizer():
     optimizer.build([v])
     optimizer.apply([tf.constant(1.0)])
     assert float(v.numpy()) == pytest.approx(0.9)
+
+
+def test_a_loss_scale_that_does_not_know_its_variables(monkeypatch):
+    """In Keras 3.10 and 3.11, only the inner optimizer knows them."""
+    model = small_model()
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.25), initial_scale=1.0
+        )
+    )
+    model.compile(optimizer, "mse", jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    vars(optimizer)["_trainable_variables"] = []
+    before = [v.numpy() for v in model.trainable_variables]
+    optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables])
+    for old, v in zip(before, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(v.numpy(), old - np.float32(0.25))
+    told = []
+    monkeypatch.setattr(
+        model_optimizers,
+        "broadcast_object",
+        lambda own, *_, **options: told.append(own) or own,
+    )
+    model_optimizers.build_alike(model, 0, None)
+    assert told == [[[0, 1, 2, 3]]]
 
 
 @pytest.mark.parametrize(

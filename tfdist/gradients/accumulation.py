@@ -67,7 +67,7 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
 def count(optimizer: Any) -> None:
     """Adds the weight of the current micro-batch to W, unless it has no weight.
 
-    Not called for a micro-batch that is skipped.
+    Called when the gradients of a micro-batch are added to the accumulators.
     """
     attributes = vars(optimizer)
     if attributes.get(_OWN) is not None:
@@ -79,21 +79,27 @@ def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
 
     Args:
         optimizer: the Keras optimizer that accumulates.
-        grads: the accumulated gradients, divided by `gradient_accumulation_steps`.
+        grads: the sum of the accumulated gradients and those of the current
+            micro-batch, divided by `gradient_accumulation_steps`.
 
     Returns:
-        The mean gradients, and W, whose variable is reset to 0. Without weights, the
-        unchanged gradients and None.
+        The mean gradients, and W plus the weight of the current micro-batch. Without
+        weights, the unchanged gradients and None.
     """
     attributes = vars(optimizer)
     if attributes.get(_OWN) is None:
         return grads, None
-    total = attributes[_TOTAL].read_value()
+    total = attributes[_TOTAL].read_value() + attributes[_OWN]
     steps = tf.constant(optimizer.gradient_accumulation_steps, tf.float64)
     factor = tf.math.divide_no_nan(steps, total)
-    with tf.control_dependencies([total]):
-        attributes[_TOTAL].assign(0.0)
     return [weighted(g, factor) for g in grads], total
+
+
+def reset(optimizer: Any) -> None:
+    """Sets W to 0; called when the accumulators are set to 0."""
+    attributes = vars(optimizer)
+    if attributes.get(_OWN) is not None:
+        attributes[_TOTAL].assign(0.0)
 
 
 def totals(optimizer: Any) -> list[tf.Variable]:

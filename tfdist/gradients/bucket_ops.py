@@ -12,6 +12,7 @@ from tfdist.collectives.tf_ops import emit
 from tfdist.core import runtime
 from tfdist.gradients import xla
 from tfdist.gradients.bucket_plan import BucketPlan
+from tfdist.gradients.update_order import hold_updates
 
 
 def gated() -> bool:
@@ -42,6 +43,9 @@ def reduce_buckets(
         emit_plan = functools.partial(_emit_buckets, plan)
     with errors.translate():  # an eager call runs a tf.function of tfdist
         outputs = emit_plan(*(tensors[i] for i in places))
+    if gated():
+        # A failed step must not even change the step count.
+        hold_updates(outputs)
     reduced = list(tensors)
     for place, output in zip(places, outputs, strict=True):
         reduced[place] = output

@@ -65,7 +65,7 @@ class DistributedGradientTape:
             automatically; default True.
 
     Raises:
-        TypeError: `tape` is not a `tf.GradientTape`.
+        TypeError: `tape` is not a `tf.GradientTape`, or `name` is not a string.
         ValueError: `op` is not one of the three operations, `compression` is unknown,
             ADASUM is used with a number of ranks that is not a power of two, ADASUM is
             used with `sparse_as_dense=False`, `double_buffering` is used with ADASUM,

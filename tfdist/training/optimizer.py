@@ -83,7 +83,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         nan_policy: action on all ranks if a gradient is NaN or infinite on at least one
             rank. `"raise"` raises an error before any variable is changed.
             `"skip_step"` leaves variables, slots and the step count unchanged. Default:
-            the step is taken. A `LossScaleOptimizer` always skips such steps.
+            the step is taken. A `LossScaleOptimizer` always skips such steps. With
+            `gradient_accumulation_steps`, a batch is skipped; if only the reduced sum
+            of the batches is not finite, all of them are skipped.
         xla: where gradients are reduced in a model with `jit_compile=True`. With
             `"auto"` (default) they are reduced inside the part that XLA compiles, if
             `libtfdist_xla.so` (`make xla`) is available and supports the reduction,
@@ -111,7 +113,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
-            accepted, because they do not show the learning rate.
+            accepted, because they do not show the learning rate. Or `name` is not a
+            string.
         ValueError: `optimizer` is already wrapped; an option is invalid; or options are
             incompatible: ADASUM with this number of ranks, `compression="fp16"` or
             `sparse_as_dense=False`; `nan_policy` with a `LossScaleOptimizer`;

@@ -22,16 +22,18 @@ from tfdist.collectives.tf_ops import xla_context
 from tfdist.core.keras_subclass import subclass_under_own_name
 from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation, nan_policy, reduction
-from tfdist.gradients.bucket_ops import gated
 from tfdist.gradients.noise_scale import note_step
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import check_reduced_once
 from tfdist.gradients.sample_weights import weighted
+from tfdist.gradients.update_order import hold_updates
 from tfdist.training import jit_compile
 
 # Attributes of an optimizer while the `apply_gradients` of its own class is running.
 _REDUCED = "_tfdist_reduced"  # True if `apply` gets reduced gradients
 _WEIGHT = "_tfdist_weight"  # the weight that `apply` uses in its reduction
+# Attribute during an update with nan_policy="skip_step": whether to make it.
+_IS_FINITE = "_tfdist_is_finite"
 
 
 class ReducesUpdates:
@@ -42,6 +44,7 @@ class ReducesUpdates:
     tfdist_nan_policy: str | None
 
     # Defined by the optimizer's own class.
+    name: str
     gradient_accumulation_steps: int | None
     _iterations: Any
 
@@ -66,7 +69,6 @@ class ReducesUpdates:
         # Stored because `_clip_gradients` does not get the variables. This bypasses
         # Keras's __setattr__, which would track them as the optimizer's own.
         vars(self)["_tfdist_updated"] = list(trainable_variables)
-        accumulation.count(self)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
@@ -74,12 +76,71 @@ class ReducesUpdates:
             grads, total = accumulation.means(self, grads)
             variables = vars(self)["_tfdist_updated"]
             grads = self.reduce_for_update(grads, variables, total)
-            if gated():
-                # Keras increments the step count next. This write delays the increment
-                # until the gradients are reduced.
-                with tf.control_dependencies(grads):
-                    self._iterations.assign_add(0)
+            self._check_update(grads, variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _check_update(self, grads: list[Any], variables: list[Any]) -> None:
+        """Applies `nan_policy` to a reduced sum of accumulated gradients.
+
+        The gradients of all micro-batches are finite, but their sum or its compressed
+        form may not be. Keras has no way to skip the rest of an update, so "skip_step"
+        only stores the result of the check.
+        """
+        if self.tfdist_nan_policy is None:
+            return
+        options = self.tfdist_options
+        is_finite = nan_policy.all_finite(grads)
+        if options.local_variables:  # other gradients are equal on all ranks
+            is_finite = nan_policy.true_on_all_ranks(
+                is_finite, options.process_set, options.name
+            )
+        if self.tfdist_nan_policy == "raise":
+            pairs = [(g, path_of(v)) for g, v in zip(grads, variables, strict=True)]
+            hold_updates([nan_policy.assert_finite(is_finite, pairs, self.name)])
+        else:
+            vars(self)[_IS_FINITE] = is_finite
+
+    def _unless_skipped(
+        self, update: Callable[[list[Any]], Any], grads: list[Any]
+    ) -> None:
+        """Calls `update(grads)`; if it may be skipped, in a branch of a `tf.cond`."""
+        is_finite = vars(self).get(_IS_FINITE)
+        if is_finite is None:
+            update(grads)
+            return
+
+        def take() -> tf.Tensor:
+            update(identities(grads))
+            return tf.constant(True)
+
+        tf.cond(is_finite, take, lambda: tf.constant(False))
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        method = super()._apply_weight_decay  # type: ignore[misc]
+        self._unless_skipped(lambda _: method(variables), [])
+
+    def _backend_update_step(
+        self, grads: Any, trainable_variables: Any, learning_rate: Any
+    ) -> None:
+        method = super()._backend_update_step  # type: ignore[misc]
+        self._unless_skipped(
+            lambda own: method(own, trainable_variables, learning_rate), grads
+        )
+
+    def _backend_increment_gradient_accumulators(
+        self, grads: Any, acc_grads: Any
+    ) -> None:
+        accumulation.count(self)
+        super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
+
+    def _backend_reset_gradient_accumulators(self) -> None:
+        is_finite = vars(self).pop(_IS_FINITE, None)
+        if is_finite is not None:
+            # Keras counts the micro-batch next. A skipped update is not counted.
+            steps = tf.where(is_finite, 0, self.gradient_accumulation_steps)
+            self._iterations.assign_sub(tf.cast(steps, self._iterations.dtype))
+        accumulation.reset(self)
+        super()._backend_reset_gradient_accumulators()  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the state; resets the sum of sample weights, which is not saved."""
@@ -91,7 +152,6 @@ class Reducing(ReducesUpdates):
     """Mixin for the user's optimizer that reduces gradients before applying them."""
 
     # Defined by the optimizer's own class.
-    name: str
     built: bool
     _trainable_variables: list[Any]
 
@@ -204,9 +264,6 @@ class Reducing(ReducesUpdates):
         waits_for: list[Any] = []
         if self.tfdist_nan_policy == "raise":
             waits_for = [self._check_all_finite(grads, variables)]
-        elif gated():
-            # A failed step must not even change the step count.
-            waits_for = present
         with tf.control_dependencies(waits_for):
             return update(grads, variables)
 
@@ -257,7 +314,7 @@ class Reducing(ReducesUpdates):
         if inner is not None and not isinstance(inner, ReducesUpdates):
             own_class: Any = type(inner)
             inner.__class__ = reducing_class(
-                own_class, ReducesUpdates, self.tfdist_options, None
+                own_class, ReducesUpdates, self.tfdist_options, "skip_step"
             )
 
     def _build_outside_of_branches(self, variables: list[Any]) -> None:
@@ -274,7 +331,8 @@ class Reducing(ReducesUpdates):
                 "optimizer that is not built. Pass the variables, or call "
                 "optimizer.build(model.trainable_variables) first."
             )
-        return list(self._trainable_variables)
+        # In Keras 3.10, those of a LossScaleOptimizer are only in its inner optimizer.
+        return list(getattr(self, "inner_optimizer", self)._trainable_variables)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state; raises if weights may be torn, i.e. only partly updated."""
@@ -316,13 +374,24 @@ class Reducing(ReducesUpdates):
         super().__setattr__(name, value)
 
 
-@functools.cache
 def reducing_class(
     cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
 ) -> Any:
     """Returns the reducing subclass of an optimizer class, with the same name."""
+    if options.local_variables is None and options.manual_buckets is None:
+        return _cached_class(cls, mixin, options, nan_policy)
+    # The options refer to the user's layers, which a cache would keep alive.
+    return _reducing_class(cls, mixin, options, nan_policy)
+
+
+def _reducing_class(
+    cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
+) -> Any:
     attributes = {"tfdist_options": options, "tfdist_nan_policy": nan_policy}
     return subclass_under_own_name(cls, mixin, keras.optimizers, attributes)
+
+
+_cached_class = functools.cache(_reducing_class)
 
 
 def _reduce_likewise(copied: Any, original: Any) -> None:
