@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
@@ -352,6 +353,32 @@ def test_data_dealt_among_all_ranks_are_refused_in_a_process_set_too():
     assert none == ""
     for message in (first, last):
         assert "already distributed to 3 ranks before tfdist.evaluate" in message
+
+
+def global_batches_again():
+    """Messages about the batches of one rank where all samples are expected."""
+    x, own = np.arange(36.0).reshape(12, 3), np.arange(12)
+    batches = tfdist.data.global_batches(
+        (x, x), global_batch=4, shuffle=False, drop_remainder=False
+    )
+    calls = {
+        "evaluate": lambda: tfdist.evaluate(late_model(), batches),
+        "predict": lambda: tfdist.predict(late_model(), batches.map(lambda x, _: x)),
+        "shard": lambda: tfdist.data.shard(batches.unbatch(), batch_size=2),
+        "scatter": lambda: tfdist.data.scatter(batches.unbatch()),
+        "function": lambda: tfdist.data.scatter(
+            lambda rank: tfdist.data.global_batches(own, global_batch=4)
+        ),
+    }
+    return {name: outcome(call) for name, call in calls.items()}
+
+
+def test_batches_that_are_each_ranks_own_are_refused():
+    for rank, found in enumerate(run_ranks(global_batches_again, 2)):
+        for name, one in found.items():
+            tells = rank == 0 or name not in ("scatter", "function")
+            assert one["class"] == ("ValueError" if tells else "RankFailedError"), name
+            assert "tfdist.data.global_batches" in one["message"], name
 
 
 def test_the_ranks_of_a_process_set():

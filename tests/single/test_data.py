@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tensorflow.python.eager import context
 
 from tfdist import data
 from tfdist.data import _dataset_checks
@@ -103,6 +104,24 @@ def test_structures_of_arrays_keep_their_structure():
     assert x["a"].tolist() == [1, 3]
     assert x["b"].tolist() == [[2, 3], [6, 7]]
     assert y.tolist() == [1.0, 3.0]
+
+
+class Labelled:
+    """As a Series of pandas with a float index: a slice in brackets has labels."""
+
+    def __init__(self, values):
+        self.iloc, self.shape, self.dtype = values, values.shape, values.dtype
+
+    def __getitem__(self, labels):
+        return self.iloc[:0]
+
+
+def test_rows_of_tables_are_taken_by_their_places():
+    column = Labelled(np.arange(8))
+    for rank in range(2):
+        shard = data.shard((column, np.arange(8)), batch_size=8, rank=rank, size=2)
+        [(x, y)] = list(shard.as_numpy_iterator())
+        assert x.tolist() == y.tolist() == [*range(8)][rank::2]
 
 
 def plain(part):
@@ -213,6 +232,7 @@ def test_datasets_in_the_same_order_on_all_ranks_are_dealt_out():
         for rank in range(2)
     ]
     assert sorted(sum(epoch(shards[0]) + epoch(shards[1]), [])) == list(range(10))
+    tf.random.set_seed(None)  # other tests may have set it
     drawn = data.shard(counted(mixed(seed=3), 20), batch_size=2, rank=0, size=1)
     assert sorted(sum(epoch(drawn), [])) == sorted([*range(10)] * 2)
     with pytest.raises(
@@ -221,6 +241,55 @@ def test_datasets_in_the_same_order_on_all_ranks_are_dealt_out():
         anew = mixed(seed=3, rerandomize_each_iteration=True)
         _dataset_checks.check_order(anew, "tfdist.data.scatter", 2)
     _dataset_checks.check_order(mixed(seed=3), "tfdist.data.scatter", 2)
+
+
+@pytest.fixture
+def global_seed():
+    """Sets TensorFlow's global seed until the end of the test."""
+    yield tf.random.set_seed
+    tf.random.set_seed(None)
+
+
+def test_a_random_choice_that_depends_on_the_global_seed_is_refused(global_seed):
+    global_seed(None)
+    early = counted(mixed(seed=3), 20)
+    global_seed(data.seed(7, rank=1))
+    shards = [data.shard(early, batch_size=9, rank=r, size=2) for r in range(2)]
+    assert sorted(sum(sum(map(epoch, shards), []), [])) == sorted([*range(10)] * 2)
+    for options in ({"seed": 3}, {}):
+        late = counted(mixed(**options), 20)
+        for function in ("tfdist.data.shard", "tfdist.evaluate", "tfdist.predict"):
+            with pytest.raises(
+                ValueError, match=r"seed, before\s+keras.utils.set_rand"
+            ):
+                _dataset_checks.check_order(late.batch(2), function, 2)
+            _dataset_checks.check_order(late, function, 1)
+        _dataset_checks.check_order(late, "tfdist.data.scatter", 2)
+
+
+class Recorded:
+    """An array that records the device on which TensorFlow converts it."""
+
+    def __init__(self, values, devices):
+        self._values, self._devices = values, devices
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, rows):
+        return Recorded(self._values[rows], self._devices)
+
+    def __array__(self, *_, **__):
+        self._devices.append(context.context().device_name)
+        return self._values
+
+
+def test_arrays_stay_out_of_the_memory_of_a_gpu():
+    devices = []
+    recorded = Recorded(np.arange(8), devices)
+    batches = data.shard(recorded, batch_size=8, rank=0, size=1)
+    assert epoch(batches) == [[*range(8)]]
+    assert len(data.global_batches(recorded, global_batch=4)) == 2
+    kinds = [tf.DeviceSpec.from_string(name or "").device_type for name in devices]
+    assert len(kinds) >= 2 and set(kinds) == {"CPU"}
 
 
 def test_one_rank_deals_out_again_what_it_has_whole():

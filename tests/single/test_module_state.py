@@ -70,6 +70,7 @@ ATTRIBUTES = {
     "collectives/per_rank_variables.py": {"_tfdist_own"},
     "layers/synchronized.py": {"_tfdist_own", "_tfdist_set"},
     "horovod/_keras/passes.py": {"_tfdist_pass", "_tfdist_own_weight"},
+    "horovod/keras2/_decay.py": {"_tfdist_applies"},
     "training/optimizer.py": {"_tfdist_was_built"},
     "training/optimizer_mixins.py": {
         *("_tfdist_reduced", "_tfdist_weight", "_tfdist_updated"),

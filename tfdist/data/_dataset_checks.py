@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.random_seed import DEFAULT_GRAPH_SEED
 
 from tfdist.core import runtime
 from tfdist.core.registry import WeakRegistry
@@ -27,6 +28,8 @@ _EVALUATE_THE_LOADER = (
     "    share = tfdist.data.shard(loaded, batch_size=...)\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
+# Number of parts of a dataset whose parts always follow the current number of ranks.
+CURRENT_SIZE = 0
 # Dataset that was marked as one rank's part (`mark`) → number of parts.
 _part_counts: WeakRegistry[int] = WeakRegistry()
 
@@ -38,7 +41,8 @@ def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
     Args:
         dataset: the dataset to mark.
-        size: number of parts, one for each rank.
+        size: number of parts, one for each rank; `CURRENT_SIZE` if this number follows
+            the number of ranks, so that it cannot be given in advance.
 
     Returns:
         The same dataset.
@@ -50,6 +54,11 @@ def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def is_part(dataset: tf.data.Dataset, size: int) -> bool:
     """Returns whether a dataset is known to be one of `size` parts."""
     return size > 1 and any(_parts(node) == size for node in _upstream(dataset))
+
+
+def follows_ranks(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset is, at any time, the part of the rank that reads it."""
+    return any(_parts(node) == CURRENT_SIZE for node in _upstream(dataset))
 
 
 def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
@@ -65,8 +74,15 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
         size: number of ranks.
 
     Raises:
-        ValueError: the dataset is shuffled, already sharded, or not deterministic.
+        ValueError: the dataset is shuffled, already sharded, or not deterministic, or
+            comes from `tfdist.data.global_batches`.
     """
+    if follows_ranks(dataset):
+        raise ValueError(
+            "The dataset comes from tfdist.data.global_batches, which already gives "
+            f"each rank its own samples. {function} would distribute them again, and "
+            f"most samples would never be read. {_instead_of_batches(function)}"
+        )
     for node in _upstream(dataset):
         kind = type(node).__name__
         if "Shuffle" in kind or _shuffles_inside(node):
@@ -76,13 +92,7 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
                 "twice and others never. " + _instead_of_shuffle(dataset, function)
             )
         _check_cache(node, function, size)
-        if _picks_at_random(node, same_iterator=function != "tfdist.data.scatter"):
-            raise ValueError(
-                f"The dataset uses sample_from_datasets before {function}, so its "
-                "order is random and differs between ranks. Use "
-                "tf.data.Dataset.choose_from_datasets(...), or pass a seed and "
-                "rerandomize_each_iteration=False to sample_from_datasets."
-            )
+        _check_random_choice(node, function, size)
         if _parts(node) == size > 1:
             raise ValueError(
                 f"The samples were already distributed to {size} ranks before "
@@ -150,6 +160,16 @@ def _instead_of_shuffle(dataset: tf.data.Dataset, function: str) -> str:
     )
 
 
+def _instead_of_batches(function: str) -> str:
+    """Returns advice for the error about a dataset of `global_batches`."""
+    if function.startswith("tfdist.data."):
+        return f"Pass a dataset of all samples to {function}."
+    return (
+        "Pass all samples instead, as arrays or as a dataset. Or call the model's "
+        "method, with callbacks=[tfdist.callbacks.MetricAverage()] for evaluate."
+    )
+
+
 def _has_loader(dataset: tf.data.Dataset) -> bool:
     return any(map(is_of_loader, _upstream(dataset)))
 
@@ -208,22 +228,37 @@ def _shuffles_inside(node: Any) -> bool:
     return False
 
 
-def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
-    """Returns whether a step is a `sample_from_datasets` whose order differs by rank.
+def _check_random_choice(node: Any, function: str, size: int) -> None:
+    """Raises if a step is a `sample_from_datasets` whose order may differ by rank.
 
-    Args:
-        node: a step of a dataset.
-        same_iterator: whether all ranks use their n-th iterators at the same time. A
-            seed is then sufficient for equal orders.
+    TensorFlow combines the seed of the step with its global seed, which this rank
+    cannot compare with those of other ranks. `tfdist.data.scatter`, which documents
+    that the global seeds have to be equal, accepts it.
     """
     if type(node).__name__ != "_DirectedInterleaveDataset":
-        return False
+        return
+    scatters = function == "tfdist.data.scatter"
     for source in _upstream(node._selector_input):
-        if type(source).__name__ == "_RandomDataset":
-            seeds = [tf.get_static_value(s) for s in (source._seed, source._seed2)]
-            if seeds == [0, 0] or (source._rerandomize and not same_iterator):
-                return True
-    return False
+        if type(source).__name__ != "_RandomDataset":
+            continue
+        seeds = [tf.get_static_value(s) for s in (source._seed, source._seed2)]
+        # The ranks create their iterators at the same time, except with scatter.
+        if seeds == [0, 0] or (source._rerandomize and scatters):
+            raise ValueError(
+                f"The dataset uses sample_from_datasets before {function}, so its "
+                "order is random and differs between ranks. Use "
+                "tf.data.Dataset.choose_from_datasets(...), or pass a seed and "
+                "rerandomize_each_iteration=False to sample_from_datasets."
+            )
+        if seeds[0] != DEFAULT_GRAPH_SEED and size > 1 and not scatters:
+            raise ValueError(
+                f"The dataset uses sample_from_datasets before {function}. Its order "
+                f"depends on TensorFlow's global seed, here {seeds[0]}, which may "
+                "differ between ranks, as with tfdist.data.seed. Call "
+                "sample_from_datasets, with a seed, before "
+                "keras.utils.set_random_seed(...) or tf.random.set_seed(...). Or use "
+                "tf.data.Dataset.choose_from_datasets(...)."
+            )
 
 
 def count_rows(data: Any, expected: str) -> int:

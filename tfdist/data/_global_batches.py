@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist.core import runtime
 from tfdist.core.registry import WeakRegistry
 from tfdist.core.rendezvous import renewal
+from tfdist.data import _dataset_checks
 from tfdist.data._batch_schedule import BatchSchedule, schedule_of
-from tfdist.data._dataset_checks import count_rows
 from tfdist.data._epoch_order import check_int, epoch_order
 from tfdist.data._records import Records
 
@@ -117,7 +117,7 @@ def global_batches(
     known = tf.data.experimental.assert_cardinality(source.most_steps)
     dataset = source.dataset.apply(known)
     _sources.set(dataset, source)
-    return dataset
+    return _dataset_checks.mark(dataset, _dataset_checks.CURRENT_SIZE)
 
 
 def source_of(dataset: Any) -> Source | None:
@@ -168,8 +168,11 @@ class Source:
         if isinstance(data, Records):
             self.total, read = len(data), data.read
         else:
-            self.total = count_rows(data, "arrays, or tfdist.data.Records,")
-            tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
+            self.total = _dataset_checks.count_rows(
+                data, "arrays, or tfdist.data.Records,"
+            )
+            with tf.device("CPU:0"):  # not in the memory of a GPU
+                tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
             read = _reader(tensors)
         ranks_may_change = is_per_rank and renewal.is_elastic(os.environ)
         self.steps_vary = ranks_may_change or len(batch.batches) > 1

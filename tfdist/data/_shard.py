@@ -101,7 +101,9 @@ def shard(
         own = data.shard(size, rank)
     else:
         total, part = _part_of_arrays(data, rank, size)
-        own = _dataset_checks.mark(tf.data.Dataset.from_tensor_slices(part), size)
+        with tf.device("CPU:0"):  # not in the memory of a GPU
+            own = tf.data.Dataset.from_tensor_slices(part)
+        own = _dataset_checks.mark(own, size)
     sizes = batch_sizes(total, batch_size=batch_size, rank=rank, size=size)
     if shuffle:
         is_full_shuffle = isinstance(shuffle, bool | np.bool_)
@@ -217,7 +219,12 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
 def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
     """Returns the number of samples and this rank's rows of every array."""
     total = _dataset_checks.count_rows(data, "a tf.data.Dataset, or arrays")
-    return total, tf.nest.map_structure(lambda a: a[rank::size], data)
+
+    def part(array: Any) -> Any:
+        # A slice of a pandas Series may refer to its labels.
+        return getattr(array, "iloc", array)[rank::size]
+
+    return total, tf.nest.map_structure(part, data)
 
 
 def _batch(
