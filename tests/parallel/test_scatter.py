@@ -1,5 +1,6 @@
 """Few ranks read for all: every rank gets what it would have read itself."""
 
+import gc
 import time
 
 import keras
@@ -11,6 +12,7 @@ from helpers.ranks import run_ranks
 from helpers.scattered import elements, equal, open_threads, read, same
 
 import tfdist
+from tfdist.core import runtime
 
 # ---- equal to reading oneself ----
 
@@ -255,3 +257,29 @@ def test_a_reader_reads_ahead_no_more_than_asked_for():
     # The buffer of 10, which a block may exceed; blocks of 11 that wait for room, are
     # being sent, or are being taken; 42 that TensorFlow holds ready; some in between.
     assert 10 < read_for_1 <= 10 + 4 * 11 + 42 + 20
+
+
+def one_for_each_epoch():
+    """Numbers of datasets that the reader keeps, after each call of `scatter`."""
+    kept, seen = [], []
+    used = tfdist.data.scatter(lambda rank: tf.data.Dataset.range(rank, 9)).repeat(2)
+    for epoch in range(4):
+        scattered = tfdist.data.scatter(
+            lambda rank, epoch=epoch: tf.data.Dataset.range(rank, rank + epoch + 1)
+        ).map(lambda n: n + 1)
+        seen.append([int(n) for n in scattered])
+        never = iter(scattered)
+        del scattered, never
+        gc.collect()
+        if tfdist.rank() == 0:
+            kept.append(len(runtime.state.resources["data/reading"]._shares))
+    assert [int(n) for n in used] == [*range(tfdist.rank(), 9)] * 2
+    tfdist.barrier()
+    return kept, seen
+
+
+def test_a_reader_drops_the_datasets_that_their_ranks_have_dropped():
+    results = run_ranks(one_for_each_epoch, 3)
+    assert results[0][0] == [4, 4, 4, 4]
+    for rank, (_, seen) in enumerate(results):
+        assert seen == [[rank + 1 + i for i in range(n + 1)] for n in range(4)]

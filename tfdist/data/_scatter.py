@@ -59,8 +59,8 @@ def scatter(
         The dataset of this rank. Its cardinality is that of the dataset on the reader.
 
     Raises:
-        ValueError: `readers` or `buffer_bytes` is out of range, or the dataset is
-            shuffled or sharded.
+        ValueError: `readers` or `buffer_bytes` is out of range, the dataset is shuffled
+            or sharded, or a dataset comes from `tfdist.data.global_batches`.
         TypeError: `dataset` is neither a dataset nor a function that returns one, or
             its elements cannot be sent.
         tfdist.MismatchError: the ranks use different arguments.
@@ -81,11 +81,12 @@ def scatter(
         >>> [len(batch) for batch in tfdist.data.scatter(read)]
         [4, 2]
     """
-    _check_arguments(dataset, readers, buffer_bytes)
     topology = runtime.check_initialized()
+    calls = runtime.get_resource("data/calls", _Calls)
+    _check_arguments(dataset, readers, buffer_bytes, calls)
     rank = topology.rank
     reader_of_rank = reader_of(topology.host_of, readers)
-    number = runtime.get_resource("data/calls", _Calls).next()
+    number = calls.next()
     own: dict[str, Any] = {}
     refusal: Exception | None = None
     datasets: dict[int, tf.data.Dataset] = {}
@@ -118,28 +119,44 @@ def scatter(
         number,
         topology,
         buffer_bytes,
+        calls,
     )
 
 
 class _Calls:
-    """Counter of the calls of `scatter` in this world."""
+    """Counter of the calls of `scatter` in this world.
+
+    Attributes:
+        dropped: numbers of the calls whose datasets this rank has deleted since the
+            latest call.
+    """
 
     def __init__(self) -> None:
         self._count = 0
+        self.dropped: list[int] = []
 
     def next(self) -> int:
         """Returns the number of the next call; the first call has number 1."""
         self._count += 1
         return self._count
 
+    def take_dropped(self) -> list[int]:
+        """Returns and clears `dropped`, to which any thread may add."""
+        taken = self.dropped[:]
+        del self.dropped[: len(taken)]
+        return taken
+
     def close(self) -> None:
         """Does nothing, because nothing is open."""
 
 
-def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
+def _check_arguments(
+    dataset: Any, readers: Any, buffer_bytes: Any, calls: _Calls
+) -> None:
     """Checks and compares the arguments of all ranks; either all ranks raise or none.
 
-    This prevents a rank from waiting for ranks that have raised.
+    This prevents a rank from waiting for ranks that have raised. The ranks also tell
+    their readers which datasets they have deleted.
     """
     if isinstance(dataset, tf.data.Dataset):
         kind = "a tf.data.Dataset"
@@ -150,7 +167,12 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
         "readers": f"{readers!r:.80}",
         "buffer_bytes": f"{buffer_bytes!r:.80}",
     }
-    shared = gather_from_all(own, _NAME, name=f"{_NAME} arguments")
+    shared = gather_from_all(
+        {**own, "dropped": calls.take_dropped()}, _NAME, name=f"{_NAME} arguments"
+    )
+    service = runtime.state.resources.get("data/reading")
+    if isinstance(service, ReadingService):
+        service.remove({(n, r) for r, one in enumerate(shared) for n in one["dropped"]})
     for rank, one in enumerate(shared):
         wrong = [name for name in own if one[name] != shared[0][name]]
         if wrong:
@@ -188,6 +210,13 @@ def _datasets(dataset: Any, ranks: list[int]) -> dict[int, tf.data.Dataset]:
             raise TypeError(
                 f"Expected a tf.data.Dataset from dataset({rank}), got "
                 f"{type(one).__name__}."
+            )
+        if rank != runtime.rank() and _dataset_checks.follows_ranks(one):
+            raise ValueError(
+                f"dataset({rank}) comes from tfdist.data.global_batches, which returns "
+                f"the samples of rank {runtime.rank()}, the reader. Use "
+                "tfdist.data.shard(..., rank=rank, size=tfdist.size()), or samples "
+                "from tfdist.data.positions(..., rank=rank)."
             )
     return found
 
@@ -228,6 +257,7 @@ def _receive(
     number: int,
     topology: native.Topology,
     window: int,
+    calls: _Calls,
 ) -> tf.data.Dataset:
     credentials, _ = runtime.credentials()
     if credentials is None:
@@ -250,7 +280,11 @@ def _receive(
     )
     spec = _element_codec.restore(shared["specs"][index])
     found = _scatter_dataset.dataset(
-        source, spec, cardinality, prefetch=_prefetch(spec)
+        source,
+        spec,
+        cardinality,
+        prefetch=_prefetch(spec),
+        on_deleted=lambda: calls.dropped.append(number),
     )
     return _dataset_checks.mark(found, topology.size) if is_part else found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,7 +15,12 @@ from tfdist.data._scatter_client import Iteration, Receivers, Source
 
 
 def dataset(
-    source: Source, spec: Any, cardinality: int, *, prefetch: int
+    source: Source,
+    spec: Any,
+    cardinality: int,
+    *,
+    prefetch: int,
+    on_deleted: Callable[[], None],
 ) -> tf.data.Dataset:
     """Returns a dataset of the elements that a reader sends.
 
@@ -25,6 +31,8 @@ def dataset(
         spec: element_spec of the dataset.
         cardinality: cardinality of the reader's dataset; may be unknown or infinite.
         prefetch: number of elements that TensorFlow prefetches.
+        on_deleted: function that is called, in any thread, when no further iteration
+            can begin.
     """
     flat = [one for one in tf.nest.flatten(spec)]
     dtypes = [one.dtype for one in flat]
@@ -65,7 +73,10 @@ def dataset(
     )
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
-    return found.prefetch(prefetch)
+    found = found.prefetch(prefetch)
+    # Iterators, and datasets that are made from this one, refer to it.
+    weakref.finalize(found, on_deleted).atexit = False
+    return found
 
 
 def _empty(spec: tf.TensorSpec) -> np.ndarray:

@@ -153,6 +153,16 @@ class ReadingService:
         with self._lock:
             self._shares[dataset, rank] = share
 
+    def remove(self, keys: set[tuple[int, int]]) -> None:
+        """Removes datasets; iterations that have begun continue.
+
+        Args:
+            keys: dataset and rank, as passed to `add`; others are ignored.
+        """
+        with self._lock:
+            for key in keys:
+                self._shares.pop(key, None)
+
     def close(self) -> None:
         """Ends all connections and threads; waits for at most 2 s."""
         if os.getpid() != self._pid:
