@@ -197,3 +197,15 @@ def test_the_weights_may_be_saved_if_the_job_cannot_go_on(monkeypatch):
     tfdist.init()
     with pytest.raises(RuntimeError, match="torn"):  # in a later world
         check_not_torn()
+
+
+def test_the_rows_of_a_batch_are_the_programs_own():
+    tfdist.init()
+    batches = []
+    for _ in range(2):
+        state = tfdist.elastic.State(tf.Variable(0.0))
+        for rows in state.batches(9, per_rank_batch=4, epochs=1, seed=3):
+            batches.append(rows.tolist())
+            rows.sort()  # for files that are read in order, such as HDF5
+            state.commit()
+    assert batches[:2] == batches[2:]

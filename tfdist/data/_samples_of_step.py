@@ -67,4 +67,4 @@ def samples_of_step(
     batch = schedule.batch_of(epoch)
     order = latest_order(total, check_int("seed", seed, 0), epoch)
     own = order[number * batch : (number + 1) * batch]
-    return np.array_split(own, size)[rank]
+    return np.array_split(own, size)[rank].copy()  # `order` is read-only

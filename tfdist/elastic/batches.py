@@ -78,7 +78,7 @@ class PerRankBatches:
         self.variable.assign(min(after, self._end))
         order = latest_order(self._total, self._seed, epoch)
         begin = first + runtime.rank() * self._batch
-        return order[begin : begin + self._batch]
+        return order[begin : begin + self._batch].copy()  # `order` is read-only
 
     def note_commit(self) -> None:
         """Records that a step was committed, or that a committed state was received."""
