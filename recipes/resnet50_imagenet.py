@@ -221,6 +221,7 @@ def main(argv: Sequence[str]) -> None:
                 run_folder.save(folder, {"train": len(train)}, run_folder.PICTURES)
                 epoch, done = plan.place_of(plan.first_step)
                 epochs_done = epoch + done / plan.steps_per_epoch
+                run_folder.set_aside_damaged(folder, plan.first_step)
                 run_folder.tidy(folder, int(epochs_done))
                 summary.note_run(folder, epochs_done, tfdist.size())
             fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit

@@ -244,6 +244,31 @@ def remove_old_checkpoints(
         Path(f"{file}.sha256").unlink(missing_ok=True)
 
 
+def set_aside_damaged(path: Path, steps: int) -> None:
+    """Renames damaged checkpoints that are newer than the one a run is resumed from.
+
+    Otherwise, they would count as the newest checkpoints, and the new ones, which have
+    fewer steps, would be removed. Undamaged files may belong to a different job that
+    resumes the same run.
+
+    Args:
+        path: the run's folder.
+        steps: number of completed steps of the checkpoint that is resumed.
+    """
+    for file in (path / CHECKPOINTS).glob(STEPS):
+        if steps_of(file) <= steps:
+            continue
+        try:
+            tfdist.newest_checkpoint(glob.escape(os.fspath(file)))
+        except FileNotFoundError:  # a different job has removed it
+            continue
+        except ValueError:  # damaged
+            aside = file.with_name(f"{file.name}.damaged")
+            for suffix in ("", ".sha256"):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{file}{suffix}").replace(f"{aside}{suffix}")
+
+
 def tidy(path: Path, epochs: int) -> None:
     """Removes files and lines that a resumed run does not need.
 

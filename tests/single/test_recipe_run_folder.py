@@ -65,6 +65,33 @@ def test_a_damaged_checkpoint_is_skipped_also_in_a_folder_like_a_pattern(tmp_pat
     assert names(folder) == ["step-00000016.keras", "step-00000016.keras.sha256"]
 
 
+def test_damaged_checkpoints_do_not_take_the_place_of_later_ones(tmp_path):
+    folder = saved(tmp_path, 8, 16, 24, 32, 40)
+    for step in (24, 32):
+        digest = Path(f"{path_of(folder, step)}.sha256")
+        digest.write_text(f"{'0' * 64}  {path_of(folder, step).name}\n")
+    path_of(folder, 40).write_bytes(b"broken")
+    content = path_of(folder, 32).read_bytes()
+    run_folder.set_aside_damaged(folder, 16)
+    newest = run_folder.checkpoints(folder)[-1]
+    assert newest == run_folder.last_checkpoint(folder) == path_of(folder, 16)
+    aside = path_of(folder, 32).with_suffix(".keras.damaged")
+    assert aside.read_bytes() == content
+    (folder / "new").mkdir()
+    for step in (24, 25):
+        saved(folder / "new", step)
+        path_of(folder / "new", step).rename(path_of(folder, step))
+        (folder / "new/checkpoints").rmdir()
+        run_folder.remove_old_checkpoints(folder, 1, lambda steps: steps % 8 == 0)
+        assert run_folder.last_checkpoint(folder) == path_of(folder, step)
+
+
+def test_newer_checkpoints_of_another_job_are_not_set_aside(tmp_path):
+    folder = saved(tmp_path, 8, 16)
+    run_folder.set_aside_damaged(folder, 8)
+    assert names(folder) == [path_of(folder, step).name for step in (8, 16)]
+
+
 def test_the_newest_checkpoints_of_epochs_and_of_steps_are_kept(tmp_path):
     folder = saved(tmp_path, 4, 8, 12, 16, 20, 24, 28, 32)
     path_of(folder, 32).write_bytes(b"broken")  # it does not count, and stays
