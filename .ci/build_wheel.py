@@ -103,7 +103,7 @@ def make_environment(minor: str) -> Path:
         say(f"installing TensorFlow {minor} into {folder.relative_to(ROOT)}")
         shutil.rmtree(folder, ignore_errors=True)
         run(find_python(PYTHONS[minor]), "-m", "venv", folder)
-        packages = (f"tensorflow-cpu=={minor}.*", "keras>=3.10")
+        packages = (f"tensorflow-cpu=={minor}.*", "keras>=3.11")
         run(python, "-m", "pip", "install", "-q", "--no-compile", *packages)
         complete.touch()
     return python

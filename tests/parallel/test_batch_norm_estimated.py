@@ -181,6 +181,31 @@ def test_a_layer_that_is_called_twice_is_refused_and_keeps_its_statistics():
     assert norm.momentum == 0.99 and "call" not in vars(norm)
 
 
+def test_layers_that_the_model_does_not_call_keep_their_statistics():
+    class Partial(keras.Model):
+        def __init__(self):
+            super().__init__()
+            kind = keras.layers.BatchNormalization
+            self.used, self.unused, self.unbuilt = kind(), kind(), kind()
+
+        def build(self, shape):
+            self.used.build(shape)
+            self.unused.build(shape)
+
+        def call(self, x, training=None):
+            return self.used(x, training=training)
+
+    tfdist.init()
+    model = Partial()
+    model.build((None, 5))
+    model.unused.moving_mean.assign(np.full(5, 3, "float32"))
+    model.unused.moving_variance.assign(np.full(5, 4, "float32"))
+    assert tfdist.layers.estimate_moving_statistics(model, rows(1)) == 2
+    np.testing.assert_array_equal(model.unused.moving_mean.numpy(), [3] * 5)
+    np.testing.assert_array_equal(model.unused.moving_variance.numpy(), [4] * 5)
+    assert (model.used.moving_mean.numpy() != 0).all()
+
+
 def test_an_error_in_the_data_leaves_the_model_unchanged():
     tfdist.init()
     model = build()

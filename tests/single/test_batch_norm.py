@@ -206,6 +206,13 @@ def test_layers_that_are_not_built_have_no_statistics():
     assert combine_moving_statistics(keras.Sequential([PLAIN()])) == 0
 
 
+def test_layers_of_a_keras_without_renorm_are_supported():
+    layer = PLAIN()
+    model = keras.Sequential([keras.Input((4,)), layer])
+    vars(layer).pop("renorm", None)
+    assert combine_moving_statistics(model) == 1
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_rows_of_several_groups_are_those_of_their_union(per_channel):
     rng = np.random.default_rng(2)

@@ -161,6 +161,9 @@ def test_what_is_known_of_a_callback():
     saves = describe(k.ModelCheckpoint("gs://bucket/m.keras"))
     assert saves.place == "gs://bucket/m.keras"
     assert describe(k.TerminateOnNaN()).kind == "TerminateOnNaN"
+    of_keras_3_11 = k.TerminateOnNaN()
+    vars(of_keras_3_11).pop("raise_error", None)
+    assert describe(of_keras_3_11).kind == "TerminateOnNaN"
     assert describe(k.TerminateOnNaN(raise_error=True)).kind == ""
     assert describe(k.LambdaCallback()) == Entry("LambdaCallback")
     inner = tfdist.callbacks.RankZeroOnly(k.CSVLogger("log.csv"))

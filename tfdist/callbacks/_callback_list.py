@@ -154,7 +154,7 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
         kind = next(c.__name__ for c in cls.__mro__ if c.__module__.startswith(_OURS))
         return Entry(name, kind, ours=True, settings=settings())
     kind = kind_of(callback)
-    if kind == "TerminateOnNaN" and callback.raise_error:
+    if kind == "TerminateOnNaN" and getattr(callback, "raise_error", False):
         kind = ""  # this callback ends the job on all ranks
     place = ""
     if kind in WRITES:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist.core.process_sets import ProcessSet
 from tfdist.layers.statistics import combine_at
-from tfdist.layers.synchronized import batch_normalizations
+from tfdist.layers.synchronized import batch_normalizations, uses_renorm
 
 
 def estimate_moving_statistics(
@@ -42,7 +42,8 @@ def estimate_moving_statistics(
     same number of batches.
 
     Args:
-        model: a built Keras model. Frozen layers keep their statistics.
+        model: a built Keras model. Layers that are frozen, or that the model does not
+            call, keep their statistics.
         data: batches of this rank, for example a `tf.data.Dataset`: inputs, or tuples
             (inputs, targets, ...) of which only the inputs are used. Images must have
             the same size in all batches.
@@ -50,7 +51,7 @@ def estimate_moving_statistics(
         process_set: ranks that take part; only they make the call. Default: all ranks.
 
     Returns:
-        Number of layers whose statistics were estimated.
+        Number of built layers that are not frozen.
 
     Raises:
         TypeError: `model` is not a Keras model.
@@ -85,9 +86,10 @@ def estimate_moving_statistics(
             f"Expected a built model, but {model.name!r} is not built. Call "
             "model.build(input_shape) or train it first."
         )
-    layers = [layer for layer in batch_normalizations(model) if layer.trainable]
+    found = batch_normalizations(model)
+    layers = [layer for layer in found if layer.trainable and layer.built]
     for layer in layers:
-        if layer.renorm:
+        if uses_renorm(layer):
             raise NotImplementedError(
                 f"{layer.path} has renorm=True, so its outputs in training depend on "
                 "earlier batches. Use tfdist.layers.combine_moving_statistics."
@@ -95,8 +97,9 @@ def estimate_moving_statistics(
     with _statistics_of_one_batch(model, layers) as calls:
         samples, moments = _measure(model, layers, data, steps, calls)
     for one, layer in zip(moments, layers, strict=True):
-        layer.moving_mean.assign(one.mean if samples else layer.moving_mean)
-        layer.moving_variance.assign(one.variance if samples else layer.moving_variance)
+        if one.count:
+            layer.moving_mean.assign(one.mean)
+            layer.moving_variance.assign(one.variance)
     where = "in estimate_moving_statistics"
     try:
         combine_at(where, model, samples, process_set, layers=layers)
@@ -136,7 +139,8 @@ def _measure(
         count = int(tf.shape(tf.nest.flatten(inputs)[0])[0])
         samples += count
         for one, layer in zip(moments, layers, strict=True):
-            one.add(count, layer.moving_mean, layer.moving_variance)
+            if id(layer) in calls:
+                one.add(count, layer.moving_mean, layer.moving_variance)
     return samples, moments
 
 
@@ -144,7 +148,7 @@ class _Moments:
     """Mean and variance of the inputs of a layer, over the batches so far."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
         self.mean: Any = 0.0
         self.variance: Any = 0.0
 
@@ -152,8 +156,8 @@ class _Moments:
         """Adds a batch of `count` samples with the given mean and variance."""
         if count == 0:
             return
-        self._count += count
-        share = count / self._count
+        self.count += count
+        share = count / self.count
         change = np.asarray(mean.numpy(), np.float64) - self.mean
         self.mean = self.mean + share * change
         self.variance = (

@@ -18,7 +18,7 @@ from tfdist import collectives, errors
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.objects import gather_from_all
 from tfdist.core.process_sets import ProcessSet, members_of
-from tfdist.layers.synchronized import batch_normalizations
+from tfdist.layers.synchronized import batch_normalizations, uses_renorm
 
 
 def combine_moving_statistics(
@@ -99,7 +99,7 @@ def combine_at(
     own = {
         "where": where,
         "layers": [
-            f"{layer.path} {layer.moving_mean.shape} renorm={layer.renorm}"
+            f"{layer.path} {layer.moving_mean.shape} renorm={uses_renorm(layer)}"
             for layer in layers
         ],
         "weight": float(weight),
@@ -152,7 +152,7 @@ def total_moments(
 def _pairs(layer: Any) -> list[tuple[Any, Any, bool]]:
     """Returns triples (mean, variance or deviation, whether it is the deviation)."""
     pairs = [(layer.moving_mean, layer.moving_variance, False)]
-    if layer.renorm:
+    if uses_renorm(layer):
         pairs.append((layer.moving_mean, layer.moving_stddev, True))
     return pairs
 

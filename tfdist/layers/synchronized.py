@@ -224,6 +224,11 @@ def batch_normalizations(
     return list(unique.values())
 
 
+def uses_renorm(layer: keras.layers.BatchNormalization) -> bool:
+    """Returns whether a layer has `renorm=True`, which Keras 3.14 and later have."""
+    return getattr(layer, "renorm", False)
+
+
 def _check_member(process_set: ProcessSet | None) -> None:
     id_of(process_set)  # raises if the set has been removed
     if process_set is not None:

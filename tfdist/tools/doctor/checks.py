@@ -28,7 +28,7 @@ from tfdist.tools.doctor.finding import ERROR, OK, WARNING, Finding
 
 PYTHONS = ((3, 11), (3, 13))
 TENSORFLOWS = ((2, 16), (2, 21))
-OLDEST_KERAS = (3, 10)
+OLDEST_KERAS = (3, 11)
 SLOW_LOOKUP_S = 1.0
 LEAST_TEMPORARY_BYTES = 64 << 20
 # Microseconds that a control group may use, in how many: version 2, version 1.
@@ -145,7 +145,7 @@ def packages() -> list[Finding]:
         found.append(Finding("TensorFlow", OK, version))
     keras = _version("keras")
     if version and _pair(keras or "0.0") < OLDEST_KERAS:
-        remedy = "pip install 'keras>=3.10'"
+        remedy = "pip install 'keras>=3.11'"
         found.append(Finding("Keras", ERROR, keras or "is not installed", remedy))
     elif keras:
         found.append(Finding("Keras", OK, keras))
