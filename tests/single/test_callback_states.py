@@ -1,11 +1,26 @@
 """The state of a callback that is sent to other ranks is plain data, and complete."""
 
+import io
+import logging
 import signal
 import threading
+import time
+from types import SimpleNamespace
 
+import keras
 import numpy as np
+import pytest
 
-from tfdist.callbacks._callback_states import plain_state
+import tfdist
+from tfdist.callbacks import Progress, RankZeroOnly, rank_zero_only
+from tfdist.callbacks._callback_states import (
+    MAX_STATE_BYTES,
+    plain_state,
+    state_to_send,
+)
+from tfdist.callbacks._elastic_fit import ElasticFit
+from tfdist.callbacks._fit_place import place_of_step
+from tfdist.collectives.object_codec import decode, encode
 
 
 def test_numbers_arrays_and_their_collections_are_sent():
@@ -29,3 +44,149 @@ def test_what_belongs_to_a_process_is_not_sent():
         "texts": np.array(["a"]),
     }
     assert plain_state(state) == {}
+
+
+def state_after_sending(callback):
+    return decode(
+        encode(state_to_send(callback), max_bytes=MAX_STATE_BYTES),
+        max_bytes=MAX_STATE_BYTES,
+    )
+
+
+def test_long_lists_are_sent():
+    callback = keras.callbacks.Callback()
+    callback.losses = [0.5] * 250_000
+    callback.epochs = {"losses": [1] * 250_000}
+    sent = state_after_sending(callback)
+    assert sent == {"losses": callback.losses, "epochs": callback.epochs}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.str_("a")],
+        [np.datetime64("2026-01-01")],
+        [1 << 64],
+        ["\ud800"],
+        np.ma.array([1.0], mask=[True]),
+    ],
+)
+def test_what_cannot_be_sent_is_left_out_and_named_once(value, caplog):
+    callback = keras.callbacks.Callback()
+    callback.good, callback.odd = [1.0], value
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        assert state_after_sending(callback) == {"good": [1.0]}
+        assert state_after_sending(callback) == {"good": [1.0]}
+    assert [one.args[0] for one in caplog.records] == ["odd"]
+
+
+class Halve(keras.callbacks.Callback):
+    """Halves the learning rate at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls += 1
+        optimizer = self.model.optimizer
+        optimizer.learning_rate = float(optimizer.learning_rate) / 2
+
+
+def in_elastic_fit(callback, units=1):
+    """A RankZeroOnly as in a job that continues when a rank is lost."""
+    tfdist.init()
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(units)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    wrapped = RankZeroOnly(callback)
+    wrapped.set_model(model)
+    wrapped.set_params({})
+    wrapped._keeps_copies = True
+    wrapped._looks = lambda: True
+    return wrapped, model
+
+
+def test_changes_that_a_lost_rank_has_interrupted_are_sent_again(monkeypatch):
+    callback = Halve()
+    wrapped, model = in_elastic_fit(callback)
+
+    def lose(*arguments):
+        raise RuntimeError("rank 2 was lost")
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(rank_zero_only, "share", lose)
+        with pytest.raises(RuntimeError, match="rank 2 was lost"):
+            wrapped.on_epoch_end(0, {})
+    model.optimizer.learning_rate.assign(0.5)  # the hook is undone
+    wrapped.on_epoch_end(0, {})
+    assert (callback.calls, float(model.optimizer.learning_rate)) == (1, 0.25)
+    wrapped.on_epoch_end(1, {})
+    assert (callback.calls, float(model.optimizer.learning_rate)) == (2, 0.125)
+
+
+def test_the_best_weights_of_a_large_model_are_sent():
+    best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    wrapped, model = in_elastic_fit(best, units=1 << 18)
+    best.on_train_begin()
+    wrapped.on_epoch_end(0, {"loss": 1.0})
+    assert best.best == 1.0 and best.best_weights is not None
+
+
+def test_a_new_rank_0_keeps_the_columns_of_a_log(tmp_path):
+    path = tmp_path / "log.csv"
+    wrapped, _ = in_elastic_fit(keras.callbacks.CSVLogger(str(path)))
+    log = wrapped.callback
+    log.on_train_begin()
+    log.on_epoch_end(0, {"loss": 1.0, "rate": 0.5})
+    wrapped.on_ranks_changed(becomes_first=True)
+    log.on_epoch_end(1, {"loss": 2.0, "rate": 0.5, "val_loss": 3.0})
+    assert path.read_text().splitlines() == [
+        "epoch,loss,rate,val_loss,val_rate",
+        "0,1.0,0.5,NA,NA",
+        "1,2.0,0.5,3.0,NA",
+    ]
+
+
+def test_the_clock_of_another_host_is_not_used(monkeypatch):
+    tfdist.init()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    sender, newcomer = (Progress(4, file=io.StringIO()) for _ in range(2))
+    for one in (sender, newcomer):
+        one.set_model(model)
+        one.set_params({"epochs": 2, "steps": 2})
+        one.on_train_begin()
+    now_s = time.monotonic
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(time, "monotonic", lambda: now_s() + 1e6)
+        sender.on_epoch_begin(0)
+        sender.on_train_batch_begin(0)
+        sender.on_train_batch_end(0)
+    vars(newcomer).update(state_to_send(sender))
+    newcomer.on_ranks_changed(becomes_first=False)
+    newcomer.on_train_batch_begin(1)
+    newcomer.on_train_batch_end(1)
+    logs = {}
+    newcomer.on_epoch_end(0, logs)
+    assert 0 <= logs["epoch_s"] < 100
+    assert logs["samples_per_s"] > 0
+
+
+def test_a_newcomer_saves_with_the_others_if_the_job_ends_as_it_joins(monkeypatch):
+    fit, saves = ElasticFit.__new__(ElasticFit), []
+    received = SimpleNamespace(place=place_of_step(1, 2))
+
+    def enter():
+        fit._received = received
+
+    def save(place, of_another):
+        saves.append(of_another)
+        raise SystemExit(143)
+
+    fit._place, fit._generations = place_of_step(0, 0), SimpleNamespace(is_last=True)
+    monkeypatch.setattr(fit, "_enter_next_generation", enter)
+    monkeypatch.setattr(fit, "_save_and_end", save)
+    with pytest.raises(SystemExit):
+        fit._join()
+    assert saves == [received]

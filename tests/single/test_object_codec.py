@@ -180,6 +180,10 @@ def test_items_are_bounded():
     encode([0] * (MAX_ITEMS - 1))
     with pytest.raises(ValueError, match="100000 items"):
         encode([0] * MAX_ITEMS)
+    many, most = [0] * (2 * MAX_ITEMS), 64 * MAX_ITEMS
+    assert decode(encode(many, max_bytes=most), max_bytes=most) == many
+    with pytest.raises(ValueError, match="array"):
+        decode(encode(many, max_bytes=most))
 
 
 def test_bytes_are_bounded_in_both_directions():

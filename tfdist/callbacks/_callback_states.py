@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from tfdist.collectives.object_codec import encode
+from tfdist.core.registry import WeakRegistry
+
+MAX_STATE_BYTES = 1 << 30  # of all that ranks of an elastic `fit` send at once
+_MAX_CALLBACK_BYTES = 1 << 28
+_logger = logging.getLogger("tfdist")
+# Callback → names of the attributes that a warning has named.
+_named: WeakRegistry[set[str]] = WeakRegistry()
 # Attributes of keras.callbacks.Callback, which differ between ranks.
 _OF_KERAS = ("params", "_model", "validation_data")
 _SCALARS = (bool, int, float, str, bytes, type(None), np.generic)
@@ -37,6 +46,40 @@ def plain_state(attributes: Mapping[str, Any]) -> dict[str, Any]:
         and not isinstance(value, str | bytes)
         and _is_plain(value, 0)
     }
+
+
+def state_to_send(callback: Any) -> dict[str, Any]:
+    """Returns the plain state of a callback, without attributes that cannot be sent.
+
+    A warning names an attribute that cannot be sent, for example because a list holds
+    texts of NumPy, or because it is too large.
+
+    Args:
+        callback: a Keras callback.
+    """
+    found: dict[str, Any] = {}
+    left = _MAX_CALLBACK_BYTES
+    for name, value in plain_state(vars(callback)).items():
+        try:
+            left -= len(encode(value, max_bytes=left))
+        except (TypeError, ValueError) as error:
+            _warn(callback, name, error)
+        else:
+            found[name] = value
+    return found
+
+
+def _warn(callback: Any, name: str, error: Exception) -> None:
+    named = _named.get(callback) or _named.set(callback, set())
+    if name not in named:
+        named.add(name)
+        _logger.warning(
+            "The attribute %r of the callback %s is not sent to other ranks, so it "
+            "begins anew on a rank that replaces this one: %s",
+            name,
+            type(callback).__name__,
+            error,
+        )
 
 
 def _is_plain(value: Any, depth: int) -> bool:

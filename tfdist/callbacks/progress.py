@@ -6,6 +6,7 @@ import math
 import operator
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from tfdist.callbacks import _progress_rate, _progress_text
@@ -24,6 +25,14 @@ EPOCH_S = "epoch_s"
 SLOWEST = "slowest_rank"
 WAITED = "waited_for_slowest"
 _WORTH_A_WORD = 0.1  # share of the step time from which the slowest rank is shown
+
+
+@dataclass
+class _Clock:
+    """Times of this process, which an elastic `fit` therefore does not send."""
+
+    epoch_began_s: float | None = None
+    last_step_s: float | None = None  # end of the latest step
 
 
 class Progress(RankCallback):
@@ -128,12 +137,11 @@ class Progress(RankCallback):
         self._in_epoch = False
         self._is_warm = False  # the first step has ended, so the graph is built
         self._watches = False  # True if new records belong to whole steps
-        self._last_step_s: float | None = None
+        self._clock = _Clock()
         self._pauses_s: list[float] = []
         self._window = _progress_rate.Window()
         self._epoch_totals = _progress_rate.Totals()
         self._epoch_cold = _progress_rate.Totals()
-        self._epoch_began_s = time.monotonic()
         self._waited_from_s = self._waited_until_s = 0.0  # as counted by the core
         self._metrics: dict[str, float] = {}
 
@@ -162,6 +170,8 @@ class Progress(RankCallback):
         self._alone = len(members_of(self._ranks)) == 1
         self._waited_from_s = self._waited_until_s = 0.0
         self._watches = False
+        if self._clock.epoch_began_s is None:  # joins in the middle of an epoch
+            self._clock = _Clock(time.monotonic(), time.monotonic())
         if becomes_first:
             self._display = Display(self._file or sys.stdout, self.every_s)
 
@@ -181,7 +191,7 @@ class Progress(RankCallback):
         self._waited_from_s = self._waited_until_s = 0.0
         self._metrics = {}
         self._in_epoch = True
-        self._epoch_began_s = time.monotonic()
+        self._clock.epoch_began_s = time.monotonic()
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -192,9 +202,9 @@ class Progress(RankCallback):
         if self._step > 0:
             return
         now_s = time.monotonic()
-        if self._last_step_s is not None:
-            self._pauses_s[-1:] = [now_s - self._last_step_s]
-        self._last_step_s = now_s
+        if self._clock.last_step_s is not None:
+            self._pauses_s[-1:] = [now_s - self._clock.last_step_s]
+        self._clock.last_step_s = now_s
         if not self._alone:
             native.take_records()  # drops the records of validation and callbacks
             self._waited_from_s = self._waited_until_s = _waited_s()
@@ -224,7 +234,8 @@ class Progress(RankCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the numbers of all ranks to the logs and ends the line of the epoch."""
         self._in_epoch = False
-        took_s = time.monotonic() - self._epoch_began_s
+        now_s = time.monotonic()
+        took_s = now_s - (self._clock.epoch_began_s or now_s)
         speed, exposed, took_s, late = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
         # Always all of these keys, because a CSVLogger writes its header only once.
@@ -233,8 +244,8 @@ class Progress(RankCallback):
         logs[EXPOSED] = math.nan if exposed is None else exposed
         logs[SLOWEST], logs[WAITED] = late
         self._known_steps = self._done_before + self._step
-        if self._last_step_s is not None:  # the rest is added in the next epoch
-            self._pauses_s.append(time.monotonic() - self._last_step_s)
+        if self._clock.last_step_s is not None:  # the rest is added in the next epoch
+            self._pauses_s.append(time.monotonic() - self._clock.last_step_s)
         if self._display is not None:
             is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
             status = self._status(
@@ -256,7 +267,7 @@ class Progress(RankCallback):
         steps = self._steps
         if steps is not None:  # Keras rounds up to whole executions
             done = min(done, max(self._step + 1, steps - self._done_before))
-        took_s = now_s - (self._last_step_s or now_s)
+        took_s = now_s - (self._clock.last_step_s or now_s)
         watched_s = exposed_s = 0.0
         # Until the first update is checked, the check itself needs the records.
         if self._alone:
@@ -279,7 +290,7 @@ class Progress(RankCallback):
                 self._waited_from_s = self._waited_until_s
         self._is_warm = True
         self._step = done
-        self._last_step_s = now_s
+        self._clock.last_step_s = now_s
 
     def _of_all_ranks(
         self, took_s: float

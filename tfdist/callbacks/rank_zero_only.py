@@ -6,13 +6,18 @@ import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import kind_of
-from tfdist.callbacks._callback_states import plain_state
+from tfdist.callbacks._callback_states import (
+    MAX_STATE_BYTES,
+    plain_state,
+    state_to_send,
+)
 from tfdist.callbacks._list_rules import WRITES
 from tfdist.callbacks._rank_comparison import compare_model
-from tfdist.callbacks._state_sync import TrainingState, rates_of, share
+from tfdist.callbacks._state_sync import TrainingState, rates_of, share, variables_of
 from tfdist.callbacks.stop_together import StopTogether
 from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
 from tfdist.core import native, runtime
@@ -91,7 +96,8 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # whether all ranks copy the callback's state
-        self._unsent: list[dict[str, Any]] = []  # changes that some ranks may not have
+        # Changes that some ranks may not have, and the values of changed variables.
+        self._unsent: list[tuple[dict[str, Any], list[tf.Tensor]]] = []
         self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
@@ -123,6 +129,7 @@ class RankZeroOnly(RankCallback):
         if kind_of(callback) == "CSVLogger":
             callback.append = True
             callback.on_train_begin()
+            callback.keys = state.get("keys")  # the columns of the file
         elif kind_of(callback) != "BackupAndRestore":  # it would restore the backup
             callback.on_train_begin()
             vars(callback).update(state)
@@ -177,15 +184,21 @@ class RankZeroOnly(RankCallback):
 
         def run() -> dict[str, Any]:
             if self._unsent:  # a rank was lost before all ranks had the changes
-                return self._unsent[0]
+                changes, values = self._unsent[0]
+                variables = variables_of(self.model)
+                for i, value in zip(changes["changed"], values, strict=True):
+                    variables[i].assign(value)  # undone since
+                return changes
             before = TrainingState(self.model, with_values=self._looks())
             getattr(self.callback, hook)(*arguments)
             changes = before.changes(
                 f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
             )
             if self._keeps_copies:
-                changes["state"] = plain_state(vars(self.callback))
-                self._unsent.append(changes)
+                changes["state"] = state_to_send(self.callback)
+                variables = variables_of(self.model)
+                values = [_copy(variables[i]) for i in changes["changed"]]
+                self._unsent.append((changes, values))
             return changes
 
         told = run_on_rank(
@@ -194,6 +207,7 @@ class RankZeroOnly(RankCallback):
             f"{self._name}.{hook} failed on rank {self._first}",
             place=f"RankZeroOnly({self._name}).{hook}",
             name="RankZeroOnly, what rank 0 has changed",
+            max_bytes=MAX_STATE_BYTES,
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )
@@ -270,6 +284,10 @@ def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
         if getattr(method, "__func__", method) is not default:
             found.add(hook.replace("on_batch_", "on_train_batch_"))
     return frozenset(found)
+
+
+def _copy(variable: Any) -> tf.Tensor:
+    return tf.identity(tf.convert_to_tensor(variable))
 
 
 def _refuse(where: str, what: str) -> None:

@@ -23,6 +23,7 @@ def run_on_rank(
     *,
     place: str,
     name: str,
+    max_bytes: int = MAX_BYTES,
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> Any:
@@ -34,6 +35,7 @@ def run_on_rank(
         failed: beginning of the message on the other ranks if `work` raises.
         place: name of `work`, for the error if a collective is called in `work`.
         name: operation name; calls with the same name on different ranks are matched.
+        max_bytes: largest size of the encoded result, in bytes; default 16 MiB.
         timeout_s: seconds to wait for the slowest rank.
         process_set: ranks that take part; only they make the call.
 
@@ -60,7 +62,12 @@ def run_on_rank(
         works = False
     try:
         shared = broadcast_object(
-            own, rank, name=name, timeout_s=timeout_s, process_set=process_set
+            own,
+            rank,
+            name=name,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            process_set=process_set,
         )
     except Exception:
         if failure is None:

@@ -42,7 +42,8 @@ def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     Args:
         obj: None, bool, int (64 bits), float, str, bytes, NumPy array or scalar of
             numbers (also bfloat16, float8_e5m2, float8_e4m3fn, int4, uint4), or a list,
-            tuple or dict of these. At most 16 levels deep and 100,000 items.
+            tuple or dict of these. At most 16 levels deep and 100,000 items, or one
+            item for every 16 of `max_bytes` if these are more.
         max_bytes: largest size of the result, in bytes; default 1 MiB.
 
     Returns:
@@ -56,7 +57,8 @@ def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
         >>> decode(encode({"step": 3, "shape": (2, 2)}))
         {'step': 3, 'shape': (2, 2)}
     """
-    data = msgpack.packb(_Packer().plain(obj, "object", 0), use_bin_type=True)
+    packer = _Packer(_max_items(max_bytes))
+    data = msgpack.packb(packer.plain(obj, "object", 0), use_bin_type=True)
     if len(data) > max_bytes:
         raise ValueError(
             f"Expected an object of at most {max_bytes} bytes, got {len(data)} bytes. "
@@ -80,18 +82,25 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
         raise ValueError(f"Expected an encoded object, got: {error}") from None
 
 
+def _max_items(max_bytes: int) -> int:
+    return max(MAX_ITEMS, max_bytes // 16)
+
+
 class _Packer:
     """Converter of plain data to msgpack's types; checks the bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_items: int) -> None:
         self._items = 0
+        self._max_items = max_items
 
     def plain(self, obj: Any, path: str, depth: int) -> Any:
         self._items += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more: {path}.")
-        if self._items > MAX_ITEMS:
-            raise ValueError(f"Expected at most {MAX_ITEMS} items, got more: {path}.")
+        if self._items > self._max_items:
+            raise ValueError(
+                f"Expected at most {self._max_items} items, got more: {path}."
+            )
         kind = type(obj)
         if kind in (type(None), bool, float, bytes):
             return obj
@@ -181,6 +190,7 @@ class _Unpacker:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._max_items = _max_items(max_bytes)
 
     def value(self, data: bytes, depth: int) -> Any:
         if depth > MAX_DEPTH + 1:  # contents of a tuple or array at the last level
@@ -190,8 +200,8 @@ class _Unpacker:
             raw=False,
             strict_map_key=False,
             ext_hook=lambda code, body: self._extension(code, body, depth),
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
+            max_array_len=self._max_items,
+            max_map_len=self._max_items,
             max_str_len=self._max_bytes,
             max_bin_len=self._max_bytes,
             max_ext_len=self._max_bytes,
