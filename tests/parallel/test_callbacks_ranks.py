@@ -182,6 +182,41 @@ def test_numbers_that_are_no_metrics_are_weighted_by_samples():
         assert logs["words"] == "text"
 
 
+def numbers_with_names_of_metrics():
+    """The logs of a custom loss, which leaves the trackers of `compile` unused."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            value = tf.cast(1 + self.part, tf.float32)
+            x = tf.ones((1, 1))
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(x))
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(grads, self.trainable_variables)
+            return {"loss": value, "kl": 2 * value}
+
+        def test_step(self, data):
+            value = tf.cast(1 + self.part, tf.float32)
+            return {"loss": 4 * value, "kl": 8 * value}
+
+    keras.utils.clear_session()
+    model = Model([keras.Input((1,)), keras.layers.Dense(1)])
+    model.part = tfdist.rank()
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "mse", jit_compile=False)
+    ones = np.ones((2, 1), "float32")
+    average = tfdist.callbacks.MetricAverage()
+    logs = model.fit(
+        ones, ones, verbose=0, validation_data=(ones, ones), callbacks=[average]
+    ).history
+    return {name: values[0] for name, values in logs.items()}
+
+
+def test_numbers_of_a_step_may_have_the_names_of_unused_metrics():
+    for logs in run_ranks(numbers_with_names_of_metrics, 2):
+        assert logs == {"loss": 1.5, "kl": 3.0, "val_loss": 6.0, "val_kl": 12.0}
+
+
 def numbers_without_samples():
     """Warnings of a fit whose model has no loss, so that no samples are counted."""
 

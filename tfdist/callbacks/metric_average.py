@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -147,7 +147,11 @@ class MetricAverage(RankCallback):
         if self._validation is not None:
             parts[_VALIDATION] = self._validation
         changed = [] if self._training is not None else self._changed(logs)
-        shared = exchange_logs(logs, parts, self._ranks, changed)
+        unused = _unused(self.model, parts)
+        now.restore()
+        shared = exchange_logs(logs, parts, self._ranks, changed, unused)
+        # A custom step may return numbers with the names of metrics that no rank uses.
+        unused = set.intersection(*(set(other["unused"]) for other in shared))
         totals = combine(list(parts.values()), process_set=self._ranks)
         results: dict[str, Any] = {}
         for (prefix, part), total in zip(parts.items(), totals, strict=True):
@@ -156,7 +160,7 @@ class MetricAverage(RankCallback):
                 results[prefix + key] = value
         now.restore()
         for key in logs:
-            if key in results:
+            if key in results and key not in unused:
                 logs[key] = results[key]
             elif isinstance(logs[key], float):
                 logs[key] = self._weighted_mean(key, shared)
@@ -212,6 +216,28 @@ class MetricAverage(RankCallback):
         return float(np.average(numbers, weights=samples))
 
 
+def _unused(model: keras.Model, parts: dict[str, Snapshot]) -> set[str]:
+    """Returns the names, as in the logs, of metrics that have seen no sample.
+
+    Resets the metrics of the model.
+    """
+    model.reset_metrics()
+    reset = {id(state.variable): value for state, value in Snapshot(model).pairs()}
+    found: set[str] = set()
+    for prefix, part in parts.items():
+        changed = {
+            id(state.variable)
+            for state, value in part.pairs()
+            if not np.array_equal(value, reset.get(id(state.variable), value))
+        }
+        for metric in model.metrics:
+            if metric.variables and changed.isdisjoint(map(id, metric.variables)):
+                result = metric.result()
+                names = result if isinstance(result, dict) else [metric.name]
+                found |= {prefix + name for name in names}
+    return found
+
+
 def _check_can_evaluate(params: dict[str, Any]) -> None:
     runtime.check_initialized()
     if params.get("steps") is None:
@@ -227,6 +253,7 @@ def exchange_logs(
     parts: dict[str, Snapshot],
     process_set: ProcessSet | None,
     changed: Sequence[str] = (),
+    unused: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Gathers names, numbers and sample counts of all ranks; checks the names.
 
@@ -238,6 +265,7 @@ def exchange_logs(
         parts: the metric states, by prefix of their names in the logs: "" or "val_".
         process_set: the ranks that take part; None for all.
         changed: metrics that no longer match the logs.
+        unused: names in the logs of metrics that have seen no sample on this rank.
 
     Raises:
         tfdist.MismatchError: the names or the states differ. All ranks raise it.
@@ -249,6 +277,7 @@ def exchange_logs(
         "numbers": {k: v for k, v in logs.items() if isinstance(v, float)},
         "samples": {prefix: part.samples for prefix, part in parts.items()},
         "changed": list(changed),
+        "unused": sorted(unused),
     }
     shared = gather_from_all(
         own,

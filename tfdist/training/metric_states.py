@@ -206,6 +206,10 @@ class Snapshot:
         ]
         self.samples = float(counts[0]) if counts else 0.0
 
+    def pairs(self) -> Iterator[tuple[State, np.ndarray]]:
+        """Returns each state with its value."""
+        return zip(self.states, self.values, strict=True)
+
     def restore(self) -> None:
         """Assigns the values of the snapshot to the variables."""
         self.assign(self.values)
