@@ -9,7 +9,7 @@ from helpers.pages import run_page
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.callbacks import StopTogether
+from tfdist.callbacks import StopTogether, uneven_data
 
 SLOW = pytest.mark.slow
 FEATURES = 4
@@ -445,3 +445,21 @@ def test_objects_are_those_of_the_ranks_that_have_not_joined():
             assert found[2 * turn + 1] == [turn]
         if rank > 0:
             assert "its root, rank 0, has joined" in last
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "words"),
+    [
+        ({"gradient_accumulation_steps": 2}, {}, "gradient_accumulation_steps"),
+        ({}, {"op": tfdist.ReduceOp.ADASUM}, "ADASUM"),
+        ({}, {"op": tfdist.ReduceOp.SUM}, "op=SUM"),
+    ],
+)
+def test_an_optimizer_that_is_an_attribute_is_refused_too(inner, options, words):
+    tfdist.init()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer=None, loss="mse")
+    optimizer = keras.optimizers.SGD(0.1, **inner)
+    model.own = tfdist.DistributedOptimizer(optimizer, **options)
+    with pytest.raises((NotImplementedError, ValueError), match=words):
+        uneven_data._check_model(model, weighted=True)

@@ -340,6 +340,12 @@ def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
+def accumulates(optimizer: Any) -> bool:
+    """Returns whether an optimizer accumulates the gradients of several steps."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(inner, "gradient_accumulation_steps", None))
+
+
 def optimizer_of_one_rate(
     model: keras.Model, callback: str
 ) -> keras.optimizers.Optimizer:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import collectives
-from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._base import RankCallback, accumulates
 from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
@@ -61,7 +61,7 @@ class UnevenData(RankCallback):
             callback precedes this one, or, if `weighted`, the optimizer sums gradients
             instead of averaging, or a loss is a sum over samples or is divided by the
             sum of their weights (any `reduction` but "sum_over_batch_size" and "mean").
-        NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
+        NotImplementedError: at the start of `fit`: an optimizer accumulates gradients
             (a rank whose data end within an accumulation would lose some), has local
             variables, or uses `ReduceOp.ADASUM` or `double_buffering`;
             `steps_per_execution` is above 1 with a callback in which the ranks wait for
@@ -229,14 +229,35 @@ class UnevenData(RankCallback):
 
 
 def _check_model(model: keras.Model, weighted: bool) -> None:
-    if getattr(base_optimizer(model), "gradient_accumulation_steps", None):
+    for optimizer in optimizers_of(model):
+        _check_optimizer(optimizer, weighted)
+    reductions = reductions_of(model)
+    sums = [one for one in SUMS if one in reductions]
+    if weighted and sums:
+        raise ValueError(
+            "UnevenData weights the means of the ranks' batches, but the model has a "
+            f"loss with reduction={sums[0]!r}. Use UnevenData(weighted=False) and "
+            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM), or omit "
+            "reduction."
+        )
+    if weighted and "mean_with_sample_weight" in reductions:
+        raise ValueError(
+            "UnevenData weights the ranks' batches by their numbers of samples, but "
+            "the model has a loss with reduction='mean_with_sample_weight', which "
+            "divides by the sum of sample weights. Omit reduction to divide the loss "
+            "by the number of samples."
+        )
+
+
+def _check_optimizer(optimizer: Any, weighted: bool) -> None:
+    if accumulates(optimizer):
         raise NotImplementedError(
             "UnevenData cannot be used with gradient_accumulation_steps: a rank whose "
             "data end between two updates would lose its accumulated gradients. Use "
             "tfdist.data.shard(...), which returns equal numbers of batches, without "
             "UnevenData."
         )
-    options = getattr(model.optimizer, "tfdist_options", None)
+    options = getattr(optimizer, "tfdist_options", None)
     if options is not None and options.local_variables is not None:
         raise NotImplementedError(
             "UnevenData cannot be used with local_variables: a rank whose data have "
@@ -260,22 +281,6 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "UnevenData weights the ranks' batches for an average, but the optimizer "
             f"reduces with op={options.op.name}. Use DistributedOptimizer(optimizer) "
             "or UnevenData(weighted=False)."
-        )
-    reductions = reductions_of(model)
-    sums = [one for one in SUMS if one in reductions]
-    if weighted and sums:
-        raise ValueError(
-            "UnevenData weights the means of the ranks' batches, but the model has a "
-            f"loss with reduction={sums[0]!r}. Use UnevenData(weighted=False) and "
-            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM), or omit "
-            "reduction."
-        )
-    if weighted and "mean_with_sample_weight" in reductions:
-        raise ValueError(
-            "UnevenData weights the ranks' batches by their numbers of samples, but "
-            "the model has a loss with reduction='mean_with_sample_weight', which "
-            "divides by the sum of sample weights. Omit reduction to divide the loss "
-            "by the number of samples."
         )
 
 
