@@ -8,6 +8,7 @@ import unittest.mock
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.checkpoints import checkpoints_in
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
@@ -429,6 +430,35 @@ def signals_after_a_custom_loop():
 def test_after_a_custom_loop_that_raised_signals_have_their_effect_again_at_shutdown():
     # Until then the signals are noted by the callback, whose loop might still run.
     assert run_ranks(signals_after_a_custom_loop, 1) == [[[], [], [signal.SIGUSR1]]]
+
+
+def unreduced(folder, others):
+    """The error of a step that reduces nothing."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x))
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(grads, self.trainable_variables)
+            return {"loss": loss}
+
+    keras.utils.clear_session()
+    model = Model([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    stop = StopOnSignal(Checkpoint(f"{folder}/m.keras"))
+    called = [*(getattr(tfdist.callbacks, name)() for name in others), stop]
+    ones = np.ones((4, 1))
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(ones, ones, verbose=0, callbacks=called)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("others", [[], ["MetricAverage"]])
+def test_gradients_that_are_not_reduced_are_found_with_it(tmp_path, others):
+    for message in run_ranks(unreduced, 2, str(tmp_path), others):
+        assert "The first step reduced no gradients" in message
 
 
 def wrong(folder):

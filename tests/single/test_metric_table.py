@@ -86,3 +86,28 @@ def test_a_step_without_an_exchange_is_followed_by_one():
     table = MetricTable(model, "metrics")
     logs = table.take_from({"loss": 1.0}, generation=2)
     assert logs == {"loss": 1.0} and np.array_equal(table.rows, [table._own_states()])
+
+
+class WithoutMetrics(keras.Sequential):
+    """A model whose custom steps compute their own numbers."""
+
+    @property
+    def metrics(self):
+        return []
+
+    def train_step(self, data):
+        return {"loss": 0.0, **super().train_step(data)}
+
+
+def test_a_model_may_have_no_metrics():
+    tfdist.init()
+    model = WithoutMetrics([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    data = (np.ones((4, 2)), np.ones((4, 1)))
+    train = tfdist.data.global_batches(data, global_batch=2)
+    model.fit(train, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+    table = MetricTable(model, "metrics")
+    table.exchange(generation=1)
+    table.regroup(table.plain_rows(), [0, -1], generation=2)
+    table.assign(1)
+    assert table.snapshot(0).values == [] and table.plain_rows().shape == (2, 0)

@@ -103,7 +103,7 @@ class MetricTable:
             tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float64), [-1])
             for v in self._variables
         ]
-        return tf.concat(own, 0)
+        return tf.concat(own, 0) if own else tf.zeros([0], tf.float64)
 
     def exchange(self, generation: int) -> None:
         """Exchanges the states of all ranks; all ranks call it."""
@@ -181,7 +181,7 @@ class MetricTable:
     def _values(self, row: np.ndarray) -> list[np.ndarray]:
         """Returns the states in a row, one array for each variable."""
         sizes = [int(np.prod(v.shape)) for v in self._variables]
-        parts = np.split(row, np.cumsum(sizes)[:-1])
+        parts = np.split(row, np.cumsum(sizes))[:-1]  # the last one is empty
         return [
             part.reshape(v.shape).astype(keras.backend.standardize_dtype(v.dtype))
             for part, v in zip(parts, self._variables, strict=True)

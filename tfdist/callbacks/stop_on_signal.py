@@ -157,6 +157,9 @@ class StopOnSignal(RankCallback):
             self._at_start = False
             self._logs = logs or {}
             self._end_before_first_step(batch)
+            for one in self._listed or [self]:
+                if isinstance(one, RankCallback):
+                    one._note_operations()
         self._doing = f"step {batch + 1} of epoch {self._epoch + 1}"
 
     def on_train_batch_end(
