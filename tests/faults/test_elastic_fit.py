@@ -8,7 +8,7 @@ import pytest
 from helpers.deadline import deadline
 from helpers.elastic_fit_program import STEPS, check, steps_of
 from helpers.elastic_folder import finish_at, has_joined, lines
-from helpers.launcher import run, start, until
+from helpers.launcher import python, run, start, until
 
 pytestmark = pytest.mark.faults
 
@@ -60,6 +60,54 @@ def test_a_lost_rank_is_replaced_and_the_history_is_that_of_an_unfailed_run(tmp_
     assert sizes(steps[1]) == [2, 1, 2]
     assert len(steps[1]) == epochs * STEPS
     assert steps[2][-1]["epoch"] == epochs - 1
+
+
+# Rank 2 is lost after step 3. Rank 1 believes that it has not completed the step, which
+# rank 0 has completed, with its hooks.
+HOOKS = """
+import os, signal, time
+import keras, numpy as np, tfdist
+from tfdist.callbacks._elastic_fit import ElasticFit
+
+def run_step(fit, place, iterator, tries=[]):
+    original(fit, place, iterator)
+    if member == 1 and place.step == 3 and not tries:
+        tries.append(1)
+        while not fit._generations.has_ended():
+            time.sleep(0.05)
+        record = tfdist.errors.ErrorRecord(kind="rank_failed", rank=2)
+        raise tfdist.RankFailedError("rank 2 was lost", record)
+
+class Halve(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        optimizer.learning_rate = float(optimizer.learning_rate) / 2
+
+class Lose(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if member == 2 and batch == 3:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+original, ElasticFit._run_step = ElasticFit._run_step, run_step
+tfdist.init()
+member = int(os.environ["TFDIST_MEMBER"])
+x = np.ones((60, 1), "float32")
+train = tfdist.data.global_batches((x, x), global_batch=6)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+called = [tfdist.callbacks.Elastic(), Halve(), Lose()]
+model.fit(train, verbose=0, callbacks=called)
+print("RATE", float(model.optimizer.learning_rate) == 0.5**11, flush=True)
+"""
+
+
+@deadline(90)
+def test_a_rank_that_takes_a_step_of_another_runs_its_hooks_once(tmp_path):
+    options = ("-np", "3", "--min-np", "2", "--max-restarts", "0")
+    done = run(tmp_path, *options, *python(HOOKS), timeout_s=80.0)
+    assert done.code == 0, done.stdout + done.stderr
+    assert done.stdout.count("RATE True") == 2
 
 
 @pytest.mark.slow

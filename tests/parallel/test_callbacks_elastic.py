@@ -1,5 +1,7 @@
 """`Elastic` in a job that is not elastic: `fit` runs as one process would."""
 
+from os.path import exists
+
 import keras
 import numpy as np
 import pytest
@@ -121,16 +123,21 @@ def _continued(folder, start):
     checkpoint = tfdist.callbacks.Checkpoint(path, save_freq=start)
     whole, _ = _fit(callbacks=[checkpoint])
     records = _Records()
+    later = tfdist.callbacks.Checkpoint(f"{folder}/later-{{step}}.keras", save_freq=3)
     part, history = _fit(
-        callbacks=[records], restored=f"{folder}/{start}.keras", start=start
+        callbacks=[records, later], restored=f"{folder}/{start}.keras", start=start
     )
-    return whole, part, records.hooks, len(history["loss"])
+    saved = [step for step in range(13) if exists(f"{folder}/later-{step}.keras")]
+    return whole, part, records.hooks, len(history["loss"]), saved
 
 
 @pytest.mark.parametrize("start", [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_later_job_continues_after_the_same_step(tmp_path, start):
-    for whole, part, hooks, epochs in run_ranks(_continued, 2, str(tmp_path), start):
+    for whole, part, hooks, epochs, saved in run_ranks(
+        _continued, 2, str(tmp_path), start
+    ):
         assert part == whole
+        assert saved == list(range(start + 3, 13, 3))
         places = [
             place
             for epoch in range(3)
@@ -255,6 +262,183 @@ def _interrupted():
 
 def test_after_an_error_the_next_fit_is_right():
     assert run_ranks(_interrupted, 2) == [True, True]
+
+
+def _interrupted_with_equal_steps():
+    """A `fit` without any special steps ends in its second epoch."""
+    x = np.arange(1.0, 13.0).reshape(-1, 1)
+    train = tfdist.data.global_batches((x, x), global_batch=5, seed=1)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    own_function = model.evaluate
+
+    def stop(epoch, logs):
+        if epoch == 1:
+            raise _InterruptedError
+
+    for hook in ("on_epoch_begin", "on_epoch_end"):
+        stops = keras.callbacks.LambdaCallback(**{hook: stop})
+        with pytest.raises(_InterruptedError):
+            model.fit(
+                train,
+                epochs=3,
+                verbose=0,
+                callbacks=[tfdist.callbacks.Elastic(), stops],
+            )
+        assert model.evaluate == own_function and "compute_loss" not in vars(model)
+        passes = [[y.numpy().ravel().tolist() for _, y in train] for _ in range(2)]
+        for epoch, batches in enumerate(passes):
+            order = tfdist.data.epoch_order(12, seed=1, epoch=epoch)
+            steps = x[order[:10], 0].reshape(2, 5)
+            own = [np.array_split(one, 2)[tfdist.rank()].tolist() for one in steps]
+            assert batches == own
+    return True
+
+
+def test_after_an_error_each_pass_is_the_next_epoch():
+    assert run_ranks(_interrupted_with_equal_steps, 2) == [True, True]
+
+
+def _validated():
+    """The ranks have read different numbers of passes of the validation data."""
+    x = np.zeros((22, 1))
+    y = np.arange(22.0).reshape(-1, 1)
+    train = tfdist.data.global_batches((x, y), global_batch=4)
+    whole = {"drop_remainder": False}
+    losses = []
+    for options in (whole, {}):
+        valid = tfdist.data.global_batches((x, y), global_batch=4, **options)
+        for _ in range(tfdist.rank()):
+            list(valid)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+        called = [tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()]
+        history = model.fit(
+            train, epochs=3, verbose=0, validation_data=valid, callbacks=called
+        )
+        losses.append(history.history["val_loss"])
+        order = tfdist.data.epoch_order(22, seed=0, epoch=0)
+        rows = y[order[: 22 if options else 20]]
+        np.testing.assert_allclose(losses[-1], [np.mean(rows**2)] * 3, rtol=1e-6)
+        first = np.array_split(order[:4], 2)[tfdist.rank()]  # of the next pass
+        assert next(iter(valid))[1].numpy().tolist() == y[first].tolist()
+    return losses
+
+
+def test_each_shuffled_sample_is_validated_once_after_any_number_of_passes():
+    first, second = run_ranks(_validated, 2)
+    assert first == second
+
+
+def _of_some_ranks():
+    keras.utils.clear_session()
+    some = tfdist.add_process_set([0])
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(tfdist.DistributedOptimizer(optimizer, process_set=some), "mse")
+    x = np.ones((12, 1))
+    train = tfdist.data.global_batches((x, x), global_batch=4)
+    if tfdist.rank() == 0:
+        with pytest.raises(NotImplementedError, match="process_set"):
+            model.fit(train, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+    return True
+
+
+def test_a_process_set_of_some_ranks_is_refused():
+    assert run_ranks(_of_some_ranks, 2) == [True, True]
+
+
+def _state_of_each_rank():
+    """Fits twice; returns the local weights, the slots and the accumulators of both."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+    own = keras.layers.Dense(2)
+    layers = [keras.Input((4,)), own, keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    inner = keras.optimizers.SGD(0.125, momentum=0.5, gradient_accumulation_steps=2)
+    model.compile(
+        tfdist.DistributedOptimizer(inner, local_variables=[own.kernel]), "mse"
+    )
+    train = tfdist.data.global_batches((x, x[:, :1]), global_batch=4)
+    states = []
+    for epochs in (1, 0):
+        model.fit(
+            train, epochs=epochs, verbose=0, callbacks=[tfdist.callbacks.Elastic()]
+        )
+        variables = [own.kernel, *model.optimizer.variables]
+        states.append([v.numpy().tolist() for v in variables])
+    return states
+
+
+def test_what_differs_between_ranks_is_kept_in_the_next_fit():
+    first, second = run_ranks(_state_of_each_rank, 2)
+    for before, after in (first, second):
+        assert before == after
+    assert first[0][0] != second[0][0]
+
+
+def _with_equal_seeds(seed_generators):
+    keras.utils.clear_session()
+    dropout = keras.layers.Dropout(0.5, seed=3 + tfdist.rank())
+    model = keras.Sequential([keras.Input((4,)), dropout, keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = np.ones((8, 4))
+    train = tfdist.data.global_batches((x, x[:, :1]), global_batch=4)
+    start = tfdist.callbacks.BroadcastInitialState(seed_generators=seed_generators)
+    model.fit(train, verbose=0, callbacks=[start, tfdist.callbacks.Elastic()])
+    return dropout.seed_generator.state.numpy().tolist()
+
+
+def test_seed_generators_stay_equal_on_request():
+    first, second = run_ranks(_with_equal_seeds, 2, "equal")
+    assert first == second and first[0] == 3
+    first, second = run_ranks(_with_equal_seeds, 2, "distinct")
+    assert first != second
+
+
+def _with_a_tape(calls_compute_loss, loss="mse"):
+    """Trains with a tape, which reduces; the model has no wrapped optimizer."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tfdist.DistributedGradientTape() as tape:
+                predicted = self(x)
+                if calls_compute_loss:
+                    loss = self.compute_loss(x, y, predicted)
+                else:
+                    loss = tf.reduce_mean((y - predicted) ** 2)
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.own.apply(grads, self.trainable_variables)
+            return {"loss": loss}
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(ROWS, 4))
+    y = x.sum(1, keepdims=True)
+    model = Model([keras.Input((4,)), keras.layers.Dense(1, dtype="float64")])
+    model.compile(None, loss)
+    model.own = keras.optimizers.SGD(0.05, momentum=0.9)
+    model.own.build(model.trainable_variables)
+    train = tfdist.data.global_batches((x, y), global_batch=GLOBAL_BATCH, seed=2)
+    try:
+        model.fit(train, epochs=3, verbose=0, callbacks=[tfdist.callbacks.Elastic()])
+    except RuntimeError as error:
+        return str(error)
+    return [w.tolist() for w in model.get_weights()]
+
+
+def test_unequal_parts_are_weighted_with_a_tape_too():
+    [[expected, _]] = run_ranks(_by_hand, 1)
+    for weights in run_ranks(_with_a_tape, 2, True):
+        for own, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_with_a_tape_that_cannot_be_weighted_is_refused():
+    for message in run_ranks(_with_a_tape, 2, False):
+        assert "does not call. Call self.compute_loss" in message
 
 
 def _other_data():

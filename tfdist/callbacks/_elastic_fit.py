@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import keras
@@ -37,16 +37,6 @@ from tfdist.training.train_steps import remake_train_function
 _Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
 
 
-@dataclass
-class _Program:
-    """State that is kept over all calls of `fit` in this process."""
-
-    was_used: bool = False  # whether a call of `fit` in an elastic job used Elastic
-
-
-_program = _Program()
-
-
 class ElasticFit(keras.callbacks.Callback):
     """Runs the steps and the hooks of one elastic `fit`; the last callback of its list.
 
@@ -57,13 +47,15 @@ class ElasticFit(keras.callbacks.Callback):
     `on_train_batch_begin`; a rank that has run these hooks does not run them again.
 
     In a job that is not elastic, it only skips the steps of an earlier job, and steps
-    for which no samples are left because of the larger batches of a `BatchSchedule`.
+    for which no samples are left because of the larger batches of a `BatchSchedule`,
+    and undoes changes after an error.
 
     Args:
         callbacks: the callback list of `fit`.
         source: the batches, from `tfdist.data.global_batches`.
         step_size: variable that traced functions read: samples in a step, and ranks.
         start: number of steps that an earlier job has completed.
+        release: function that is called at the end of `fit`, also after an error.
     """
 
     described_as = "the elastic training"  # in messages, as users do not create it
@@ -74,12 +66,14 @@ class ElasticFit(keras.callbacks.Callback):
         source: Source,
         step_size: tf.Variable,
         start: int,
+        release: Callable[[], None],
     ) -> None:
         super().__init__()
         self._list = callbacks
         self._source = source
         self._step_size = step_size
         self._start = start
+        self._release = release
         self.set_model(callbacks.model)
         self.set_params(callbacks.params)
         callbacks.callbacks.append(self)
@@ -103,6 +97,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._last_rank = runtime.rank()
         self._resumes_at: Place | None = None  # place at which a newcomer joins
         self._received: Received | None = None
+        self._taken: Received | None = None  # its values include hooks still to be run
         self._iterator: Any = None  # for the current ranks, if they have changed
         self._needs_iterator = False
         self._epoch = self._step = 0
@@ -120,14 +115,14 @@ class ElasticFit(keras.callbacks.Callback):
                 self._join()
             else:
                 self._generations.begin()
-        elif self._state.start == 0 and not self._source.steps_vary:
-            return
+        repeats = self._generations.is_elastic
+        skips = self._state.start > 0 or self._source.steps_vary
         self._methods = ReplacedMethods(
             self.model,
             self._list,
             train=self._train,
             validate=self._validate,
-            call_hook=self.call_hook,
+            call_hook=self.call_hook if repeats or skips else self._call_in_keras,
             on_error=self._finish,
         )
 
@@ -138,13 +133,6 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _prepare_for_losses(self) -> None:
         """Checks the job, and prepares the other callbacks."""
-        if _program.was_used:
-            raise RuntimeError(
-                "Elastic was used in an earlier fit of this program. In a job started "
-                "with --min-np, run all epochs in one fit: a process that joins later "
-                "could not know in which fit the other ranks are."
-            )
-        _program.was_used = True
         check_supported()
         if (comparison := self._find(RankComparison)) is not None:
             comparison.stop_comparing_samples()
@@ -167,7 +155,7 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _finish(self) -> None:
         """Undoes the changes to the model and the list; also after an error."""
-        self._source.release()
+        self._release()
         self._generations.end()
         # The steps of a later fit do not exchange metrics.
         self._methods.undo(None if self._generations.is_elastic else self._function)
@@ -185,12 +173,13 @@ class ElasticFit(keras.callbacks.Callback):
     def _join(self) -> None:
         """Joins the other ranks, and sets the epoch in which `fit` begins."""
         self._enter_next_generation()
+        if self._generations.is_last:
+            self._save_and_end(self._place, self._received)
         if self._received is None:
             self._notify_callbacks()
             return
-        self._resumes_at = self._received.place
-        epochs = int(self.params["epochs"])
-        self.model._initial_epoch = min(self._resumes_at.epoch, epochs)
+        self._resumes_at = place = self._received.place
+        self.model._initial_epoch = min(place.epoch, int(self.params["epochs"]))
 
     # ---- steps ----
 
@@ -228,6 +217,7 @@ class ElasticFit(keras.callbacks.Callback):
         state, calls = self._state, received.position.calls
         self._is_left_out = calls == state.position.calls
         state.take_step(received, place)
+        self._taken = received
         if received.place > place_of_validation(self._epoch):
             # The other rank may already be at the beginning of the next epoch.
             state.position = FitPosition(calls, self._source.total)
@@ -343,6 +333,12 @@ class ElasticFit(keras.callbacks.Callback):
             self._finish()
             self._generations.raise_late_signal()
 
+    def _call_in_keras(self, hook: str, arguments: tuple[Any, ...], logs: Any) -> None:
+        """Calls a hook of all callbacks, if no call is repeated or skipped."""
+        getattr(type(self._list), hook)(self._list, *arguments, logs)
+        if hook == "on_train_end":
+            self._finish()
+
     def _begin_epoch(self, epoch: int) -> None:
         """Sets the position to the beginning of an epoch."""
         self._state.position = self._state.position._replace(samples=0)
@@ -398,9 +394,13 @@ class ElasticFit(keras.callbacks.Callback):
     def _skips(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
         """Returns whether this rank skips a place.
 
-        A newcomer skips the places that the other ranks have passed. All ranks skip the
-        steps that an earlier job has completed.
+        A newcomer skips the places that the others have passed; all ranks skip steps of
+        an earlier job. A rank with a step of another rank runs its own hooks up to the
+        place of that rank, whose values it then takes again.
         """
+        if self._taken is not None and place >= self._taken.place:
+            self._state.assign(self._taken.values)
+            self._taken = None
         if self._starts_at is not None and place.is_of_step:
             if place < self._starts_at:
                 return True

@@ -10,11 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import collectives
-from tfdist.callbacks._callback_states import plain_state
+from tfdist.callbacks._callback_states import (
+    MAX_STATE_BYTES,
+    plain_state,
+    state_to_send,
+)
 from tfdist.callbacks._fit_place import EPOCH_END, Place
 from tfdist.callbacks._fit_position import FitPosition
 from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._metric_table import MetricTable
+from tfdist.callbacks._per_rank_state import broadcast_at_start
+from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
 from tfdist.callbacks.metric_average import MetricAverage
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
 from tfdist.callbacks.stop_on_signal import StopOnSignal
@@ -29,8 +35,6 @@ from tfdist.elastic.sharing import NEWCOMER_COMMITS, Newest, check_arrived
 from tfdist.elastic.snapshot import Snapshot
 from tfdist.elastic.updates import update_out_of_place
 from tfdist.training.model_optimizers import optimizers_of
-
-_MAX_STATE_BYTES = 1 << 30
 
 
 def variables_of_steps(model: keras.Model) -> list[Any]:
@@ -94,7 +98,11 @@ class FitState:
         ]
         self._callbacks = [*callbacks, *inner, *unlisted]
         own = variables_of_steps(model)
-        self._seeds = SeedsByRank(own)
+        has_equal_seeds = any(
+            isinstance(one, BroadcastInitialState) and one.seed_generators == "equal"
+            for one in callbacks
+        )
+        self._seeds = SeedsByRank([] if has_equal_seeds else own)
         self.variables = [*own, *self._seeds.variables]
         self.metrics = MetricTable(model, "elastic.metrics")
         self.validation = MetricTable(model, "elastic.validation")
@@ -109,7 +117,10 @@ class FitState:
             self.completed = NEWCOMER_COMMITS
             note_broadcast(self.variables)  # tracing depends on this note
         else:
-            broadcast_variables(self.variables)
+            if generations.is_elastic:
+                broadcast_variables(self.variables)
+            else:  # some of the state may differ between ranks
+                broadcast_at_start(self._model, self.variables, 0, None, "Elastic")
             self._ranks[runtime.generation()] = runtime.rank()
         self._seeds.set_for_rank()
         if generations.is_elastic:  # else no snapshot is saved after a step
@@ -179,7 +190,7 @@ class FitState:
                 table.plain_rows(),
                 -holder,
                 name="elastic.metrics",
-                max_bytes=_MAX_STATE_BYTES,
+                max_bytes=MAX_STATE_BYTES,
             )
             rows.append((generation, found))
         # No communication from here on, so either all of the state is taken, or none.
@@ -227,14 +238,14 @@ class FitState:
         if runtime.rank() == root:
             own = {
                 "place": list(place),
-                "callbacks": [plain_state(vars(one)) for one in self._callbacks],
+                "callbacks": [state_to_send(one) for one in self._callbacks],
                 "logs": plain_state(logs),
                 "stop": bool(self._model.stop_training),
                 "start": self.start,
                 "position": list(self.position),
             }
         sent = broadcast_object(
-            own, root, name="elastic.callbacks", max_bytes=_MAX_STATE_BYTES
+            own, root, name="elastic.callbacks", max_bytes=MAX_STATE_BYTES
         )
         values = collectives.grouped_broadcast(
             self._snapshot.values, root, name="elastic.state"

@@ -7,6 +7,7 @@ of the slots of optimizers that use Adasum.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,12 +16,16 @@ import tensorflow as tf
 
 from tfdist.collectives import grouped_allreduce
 from tfdist.collectives.local_variables import identity
+from tfdist.collectives.objects import gather_from_all
+from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
-from tfdist.core.process_sets import members_of
+from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.gradients import accumulation
 from tfdist.training.adasum import own_slots
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 from tfdist.training.optimizer_mixins import ReducesUpdates
+
+_logger = logging.getLogger("tfdist")
 
 
 def is_between_updates(optimizer: Any) -> bool:
@@ -47,7 +52,53 @@ def own_variables(model: keras.Model) -> list[Any]:
     return own
 
 
-def mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
+def broadcast_at_start(
+    model: keras.Model,
+    variables: list[Any],
+    root: int,
+    process_set: ProcessSet | None,
+    callback: str,
+) -> None:
+    """Gives all ranks the state of `root`; all ranks call it at the start of `fit`.
+
+    If all ranks continue the same training, each keeps the state that may differ.
+
+    Args:
+        model: the model in `fit`.
+        variables: the variables to send.
+        root: the rank whose state is sent.
+        process_set: the ranks that train; None for all.
+        callback: name of the callback, for messages.
+    """
+    own = set(map(identity, own_variables(model)))
+    shared = [v for v in variables if identity(v) not in own]
+    mark = _mark_of(model, shared) if own else ""
+    if _all_go_on(mark, root, process_set, callback):
+        broadcast_variables(shared, root, process_set=process_set)
+        return
+    broadcast_variables(variables, root, process_set=process_set)
+    for one in optimizers_of(model):
+        accumulation.loaded(_inner(one))
+
+
+def _all_go_on(
+    mark: str, root: int, process_set: ProcessSet | None, callback: str
+) -> bool:
+    """Returns whether all ranks continue the same training and keep their state."""
+    told = gather_from_all(mark, callback, name=callback, process_set=process_set)
+    if not all(told):
+        return False
+    if len(set(told)) > 1 and runtime.rank() == root:
+        _logger.warning(
+            "The ranks begin fit with different weights or step counts. All ranks use "
+            "the state of rank %d, including local variables and accumulated gradients"
+            ".",
+            root,
+        )
+    return len(set(told)) == 1
+
+
+def _mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
     """Returns a fingerprint of batch counts and trainable weights, to compare ranks.
 
     Args:

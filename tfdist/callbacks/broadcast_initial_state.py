@@ -7,13 +7,8 @@ from typing import Any
 
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import is_in_fit
-from tfdist.callbacks._per_rank_state import mark_of, own_variables
-from tfdist.collectives.local_variables import identity
-from tfdist.collectives.objects import gather_from_all
-from tfdist.collectives.variables import broadcast_variables
-from tfdist.core import runtime
+from tfdist.callbacks._per_rank_state import broadcast_at_start
 from tfdist.core.process_sets import members_of
-from tfdist.gradients import accumulation
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
 from tfdist.training.model_building import (
     UnsyncedWeights,
@@ -123,42 +118,15 @@ class BroadcastInitialState(RankCallback):
             optimizer.build(trained)
         ranks = self._ranks
         root = members_of(ranks)[0] if self.root is None else self.root
-        variables = self._variables()
-        own = set(map(identity, own_variables(model)))
-        shared = [v for v in variables if identity(v) not in own]
-        go_on = self._all_go_on(mark_of(model, shared) if own else "", root)
-        if go_on:
-            variables = shared
-        broadcast_variables(variables, root, process_set=ranks)
+        name = type(self).__name__
+        broadcast_at_start(model, self._variables(), root, ranks, name)
         follow_variables(model)
-        check_alike(model, type(self).__name__, ranks)
-        if not go_on:
-            for one in optimizers_of(model):
-                accumulation.loaded(getattr(one, "inner_optimizer", one))
+        check_alike(model, name, ranks)
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )
         if len(members_of(ranks)) > 1:
             self._unsent = UnsyncedWeights(model, why_unbuilt)
-
-    def _all_go_on(self, mark: str, root: int) -> bool:
-        """Returns whether all ranks continue the same training and keep their state."""
-        told = gather_from_all(
-            mark,
-            "BroadcastInitialState",
-            name="BroadcastInitialState",
-            process_set=self._ranks,
-        )
-        if not all(told):
-            return False
-        if len(set(told)) > 1 and runtime.rank() == root:
-            _logger.warning(
-                "The ranks begin fit with different weights or step counts. All ranks "
-                "use the state of rank %d, including local variables and accumulated "
-                "gradients.",
-                root,
-            )
-        return len(set(told)) == 1
 
     def _variables(self) -> list[Any]:
         """Returns the variables to send, in the same order on every rank."""

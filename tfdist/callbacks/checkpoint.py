@@ -193,7 +193,15 @@ class Checkpoint(RankCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stores the epoch number, and resets the step count."""
         super().on_epoch_begin(epoch, logs)
-        self._last_batch = -1
+        self._last_batch: int | None = None
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Notes with which step an epoch begins; an earlier job may have taken some."""
+        super().on_train_batch_begin(batch, logs)
+        if self._last_batch is None:
+            self._last_batch = batch - 1
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -204,7 +212,7 @@ class Checkpoint(RankCallback):
         if not isinstance(self.save_freq, int):
             return
         # With steps_per_execution a call covers several steps.
-        self._steps += batch - self._last_batch
+        self._steps += batch - (-1 if self._last_batch is None else self._last_batch)
         self._last_batch = batch
         if self._steps >= self.save_freq and not between_updates(self.model):
             self._steps = 0

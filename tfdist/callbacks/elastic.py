@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._base import RankCallback, accumulates
 from tfdist.callbacks._callback_list import callback_list_of_the_call, variables_of_fit
 from tfdist.callbacks._elastic_fit import ElasticFit
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
@@ -17,11 +18,22 @@ from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
 from tfdist.callbacks.uneven_data import UnevenData
 from tfdist.collectives import ReduceOp
 from tfdist.core import runtime
+from tfdist.core.process_sets import members_of
 from tfdist.core.rendezvous import renewal
 from tfdist.data._epoch_order import check_int
 from tfdist.data._global_batches import source_of
 from tfdist.training.model_building import build_metrics, unbuilt_layers
 from tfdist.training.model_optimizers import optimizers_of
+
+
+@dataclass
+class _Program:
+    """State that is kept over all calls of `fit` in this process."""
+
+    was_used: bool = False  # whether a call of `fit` in an elastic job used Elastic
+
+
+_program = _Program()
 
 
 class Elastic(RankCallback):
@@ -40,6 +52,7 @@ class Elastic(RankCallback):
     `per_rank_batch`, more ranks use more samples in a step and fewer steps in an epoch;
     the learning rate may have to be adapted (docs/elastic.md). A `BatchSchedule`, with
     larger batches in later epochs, needs this callback in every job, elastic or not.
+    Validation data from `global_batches` have the order of epoch 0 in every validation.
 
     A rank that receives SIGTERM leaves after a step, and the others continue. If
     tfdistrun receives SIGTERM, or if too few ranks would remain, all ranks exit after
@@ -47,12 +60,13 @@ class Elastic(RankCallback):
     at that step. In an elastic job, `StopOnSignal` itself handles only signals other
     than SIGTERM.
 
-    At the start of `fit`, all ranks get the state of rank 0; `BroadcastInitialState` is
-    not needed, but allowed. Of a callback's state, attributes that are numbers, arrays,
-    lists or dicts are sent to other ranks; strings and other objects are not. A
-    callback in `RankZeroOnly` continues on a new rank 0 with the state that it had
-    after the last hook at the beginning or end of an epoch. A hook that uses collective
-    operations may run twice if a rank is lost during the hook.
+    At the start of `fit`, all ranks get the state of rank 0, as by a
+    `BroadcastInitialState`, which is not needed, but allowed, for example with
+    `seed_generators="equal"`. Of a callback's state, attributes that are numbers,
+    arrays, lists or dicts are sent to other ranks, up to 256 MiB; strings and other
+    objects are not. A callback in `RankZeroOnly` continues on a new rank 0 with the
+    state that it had after the last hook at the beginning or end of an epoch. A hook
+    that uses collective operations may run twice if a rank is lost during the hook.
 
     Args:
         start: number of steps that an earlier job has completed, e.g. the result of
@@ -74,9 +88,9 @@ class Elastic(RankCallback):
             samples (`reduction`).
         tfdist.MismatchError: at the start of `fit`: the data or their sizes differ
             between the ranks.
-        NotImplementedError: at the start of `fit`, in an elastic job: the optimizer
-            accumulates gradients or has local variables, or the list contains an
-            `UnevenData`.
+        NotImplementedError: at the start of `fit`: an optimizer has a `process_set` of
+            only some ranks; or, in an elastic job, an optimizer accumulates gradients
+            or has local variables, or the list contains an `UnevenData`.
         RuntimeError: in an elastic job: the program has already called `fit` with an
             `Elastic`. After the first step: batches have to be weighted, but the
             `train_step` does not call `self.compute_loss`.
@@ -103,6 +117,7 @@ class Elastic(RankCallback):
         self._weights_seen: list[bool] | None = None
         self._step_size: tf.Variable | None = None
         self._source: Any = None
+        self._validation: Any = None  # source of the validation data, if it has one
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Returns a description of the data."""
@@ -128,8 +143,9 @@ class Elastic(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and lets `ElasticFit` run the steps."""
         super().on_train_begin(logs)
-        self._source = _source_of_fit(self.model, self.start)
+        self._source, self._validation = _sources_of_fit(self.model, self.start)
         _check_model(self.model)
+        _check_ranks(self.model)
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
             _check_elastic(self.model, self._listed)
@@ -141,7 +157,8 @@ class Elastic(RankCallback):
             self.model.make_train_function(force=True)
         build_metrics(self.model, self._source.dataset.element_spec)
         running = callback_list_of_the_call()
-        ElasticFit(running, self._source, self._step_size, self.start)
+        _program.was_used = _program.was_used or is_elastic
+        ElasticFit(running, self._source, self._step_size, self.start, self._release)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the epoch of the data."""
@@ -160,17 +177,22 @@ class Elastic(RankCallback):
                 "global_batch that every possible number of ranks divides."
             )
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Undoes the changes to the model."""
-        super().on_train_end(logs)
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sets the order of the validation data, the same on all ranks at any time."""
+        super().on_test_begin(logs)
+        if self._validation is not None:
+            self._validation.seek(0)
+
+    def _release(self) -> None:
+        """Undoes the changes to the model and the data."""
         restore_compute_loss(self.model)
-        if not renewal.is_elastic(os.environ):  # else ElasticFit may repeat a hook
-            self._source.release()
+        self._source.release()
+        if self._validation is not None:
+            self._validation.release()
+            self._validation = None
 
     def _needs_weights(self, is_elastic: bool) -> bool:
-        options = getattr(self.model.optimizer, "tfdist_options", None)
-        op = None if options is None else options.op
-        if op not in (ReduceOp.AVERAGE, ReduceOp.ADASUM) or self._source.is_per_rank:
+        if self._source.is_per_rank or not _averages(self.model):
             return False
         sizes: Sequence[int] = [runtime.size()]
         if is_elastic:
@@ -185,7 +207,8 @@ class Elastic(RankCallback):
         return tf.cast(samples, tf.float64) * size / all_samples
 
 
-def _source_of_fit(model: keras.Model, start: int) -> Any:
+def _sources_of_fit(model: keras.Model, start: int) -> tuple[Any, Any]:
+    """Returns the sources of the training and, if there is one, validation data."""
     found = variables_of_fit(model) or {}
     source = source_of(found.get("x"))
     if source is None:
@@ -226,7 +249,7 @@ def _source_of_fit(model: keras.Model, start: int) -> Any:
             f"Expected fit without initial_epoch, because Elastic has start={start}, "
             f"got initial_epoch={found['initial_epoch']!r}."
         )
-    return source
+    return source, validation
 
 
 def _check_model(model: keras.Model) -> None:
@@ -248,10 +271,29 @@ def _check_model(model: keras.Model) -> None:
             )
 
 
+def _check_ranks(model: keras.Model) -> None:
+    for one in optimizers_of(model):
+        options = getattr(one, "tfdist_options", None)
+        ranks = [] if options is None else list(members_of(options.process_set))
+        if 0 < len(ranks) < runtime.size():
+            raise NotImplementedError(
+                "Elastic cannot be used with process_set: tfdist.data.global_batches "
+                f"divides each batch among all {runtime.size()} ranks, but the "
+                f"optimizer {one.name!r} reduces over the ranks {ranks}. Use "
+                "tfdist.data.shard, without Elastic."
+            )
+
+
 def _check_elastic(
     model: keras.Model, callbacks: list[keras.callbacks.Callback]
 ) -> None:
-    if getattr(base_optimizer(model), "gradient_accumulation_steps", None):
+    if _program.was_used:
+        raise RuntimeError(
+            "Elastic was used in an earlier fit of this program. In a job started with "
+            "--min-np, run all epochs in one fit: a process that joins later could not "
+            "know in which fit the other ranks are."
+        )
+    if any(map(accumulates, optimizers_of(model))):
         raise NotImplementedError(
             "Elastic cannot be used with gradient_accumulation_steps: the gradients "
             "that a lost rank has accumulated would be missing. Use a larger "
@@ -271,8 +313,25 @@ def _check_elastic(
         )
 
 
+def _averages(model: keras.Model) -> bool:
+    """Returns whether gradients are averaged, so that their parts need weights.
+
+    If no optimizer reduces, a tape does, by default to an average. With a loss that is
+    a sum over samples, no weights are needed, whatever the tape computes.
+    """
+    ops = _ops_of(model)
+    if not ops:
+        return not any(one in reductions_of(model) for one in SUMS)
+    return not ops.isdisjoint({ReduceOp.AVERAGE, ReduceOp.ADASUM})
+
+
+def _ops_of(model: keras.Model) -> set[ReduceOp]:
+    options = [getattr(one, "tfdist_options", None) for one in optimizers_of(model)]
+    return {one.op for one in options if one is not None}
+
+
 def _check_reductions(model: keras.Model) -> None:
-    if model.optimizer.tfdist_options.op == ReduceOp.ADASUM:
+    if ReduceOp.ADASUM in _ops_of(model):
         raise ValueError(
             "op=tfdist.ReduceOp.ADASUM cannot be used with a batch that the ranks may "
             "be unable to divide equally, because it cannot weight their parts. Use a "

@@ -32,8 +32,9 @@ class SeedsByRank:
     def __init__(self, variables: Sequence[Any]) -> None:
         self._states = [v for v in variables if v.name == STATE_NAME]
         seeds = [int(keras.ops.convert_to_numpy(one)[0]) for one in self._states]
+        name = "seeds of rank 0"
         self.variables: list[tf.Variable] = (
-            [tf.Variable(seeds, dtype=tf.int64, name="seeds of rank 0")]
+            [tf.Variable(seeds, dtype=tf.int64, trainable=False, name=name)]
             if seeds
             else []
         )
