@@ -335,7 +335,7 @@ def test_gradients_without_variables_need_a_built_optimizer():
 
 
 def test_a_loss_scale_that_does_not_know_its_variables(monkeypatch):
-    """In Keras 3.10 and 3.11, only the inner optimizer knows them."""
+    """In Keras 3.11, only the inner optimizer knows them."""
     model = small_model()
     optimizer = tfdist.DistributedOptimizer(
         keras.optimizers.LossScaleOptimizer(

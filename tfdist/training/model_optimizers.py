@@ -85,7 +85,7 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
     places = {id(variable): place for place, variable in enumerate(weights)}
     own: list[list[int]] = []
     for one in optimizers:
-        # In Keras 3.10, those of a LossScaleOptimizer are only in its inner optimizer.
+        # In Keras 3.11, those of a LossScaleOptimizer are only in its inner optimizer.
         trained = getattr(one, "inner_optimizer", one)._trainable_variables
         own.append([places.get(id(v), -1) for v in trained] if one.built else [])
     told = broadcast_object(

@@ -331,7 +331,7 @@ class Reducing(ReducesUpdates):
                 "optimizer that is not built. Pass the variables, or call "
                 "optimizer.build(model.trainable_variables) first."
             )
-        # In Keras 3.10, those of a LossScaleOptimizer are only in its inner optimizer.
+        # In Keras 3.11, those of a LossScaleOptimizer are only in its inner optimizer.
         return list(getattr(self, "inner_optimizer", self)._trainable_variables)
 
     def save_own_variables(self, store: Any) -> None:

@@ -55,7 +55,7 @@ def _dropping(name: str) -> Callable[..., Any]:
 def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """Implements `reset_metrics`.
 
-    In Keras 3, `original` always resets the metrics, or never does (Keras 3.10).
+    In Keras 3, `original` always resets the metrics, or, in some versions, never does.
     """
 
     @functools.wraps(original)
