@@ -182,7 +182,7 @@ class Parts(keras.Model):
         super().__init__()
         self.first = keras.layers.Dense(units)
         setattr(self, name_of_last, keras.layers.Dense(1))
-        self(np.zeros((1, 2)))
+        self.build((None, 2))
 
     def build(self, shape):
         first, last = self.layers
