@@ -102,6 +102,7 @@ print("RATE", float(model.optimizer.learning_rate) == 0.5**11, flush=True)
 """
 
 
+@pytest.mark.slow
 @deadline(90)
 def test_a_rank_that_takes_a_step_of_another_runs_its_hooks_once(tmp_path):
     options = ("-np", "3", "--min-np", "2", "--max-restarts", "0")

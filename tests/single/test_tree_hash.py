@@ -98,7 +98,7 @@ def test_of_other_files_every_byte_counts():
 
 
 def test_all_that_is_left_of_the_sources_is_still_code():
-    files = [file for file in tracked_files(("tfdist",)) if file.suffix == ".py"]
-    assert len(files) > 200
+    files = [file for file in tracked_files(("tfdist/core",)) if file.suffix == ".py"]
+    assert len(files) > 50
     for file in files:
         ast.parse(statements(".py", (ROOT / file).read_bytes()), str(file))
