@@ -4,7 +4,9 @@
 """
 
 import functools
+import inspect
 
+import keras
 import pytest
 from helpers.ranks import run_ranks
 from parallel import matrix
@@ -52,6 +54,9 @@ def check(chosen):
 
 @pytest.mark.parametrize("cell", matrix.quick(), ids=",".join)
 def test_every_model_optimizer_and_option_equals_one_process(cell):
+    muon = inspect.getsource(keras.optimizers.Muon)
+    if "Muon" in cell and "momentums[variable.path]" in muon:
+        pytest.skip(f"Muon of Keras {keras.__version__} does not run on TensorFlow")
     check([cell])
 
 
