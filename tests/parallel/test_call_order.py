@@ -70,7 +70,7 @@ def one_function_twice():
 
 
 def in_two(control_flow):
-    """Two uses of control flow that call the same function with an operation."""
+    """Two calls of one function with an operation, each inside `control_flow`."""
     weights = tf.Variable([1.0, 1.0])
 
     @tf.function
@@ -120,17 +120,7 @@ def a_function_beside_a_tape():
 
 
 def plain_operations():
-    weights = tf.Variable([1.0, 1.0])
-
-    @tf.function
-    def total(x):
-        return tfdist.allreduce(x * weights, op=tfdist.ReduceOp.AVERAGE)
-
-    @tf.function
-    def train(x):
-        return total(late(x, 0)), total(late(10.0 * x, 1))
-
-    return steps_of(train)
+    return in_two(lambda f, x: f(x))
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_ranks_write_their_results_at_once(tmp_path, monkeypatch):
 
 
 def change_place(rank, size, result):
-    """What a rank runs that gets another place while it trains."""
+    """The program of a rank that gets another place while it trains."""
     os.environ.update(TFDIST_RANK=str(rank), TFDIST_SIZE=str(size))
     if result is None:
         raise ValueError("no result")

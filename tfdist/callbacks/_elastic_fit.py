@@ -186,7 +186,7 @@ class ElasticFit(keras.callbacks.Callback):
     def _train(self, iterator: Any) -> Any:
         """Runs a step, as the train function of the model."""
         place = place_of_step(self._epoch, self._step)
-        if self._is_left_out or self._skips(place):
+        if self._is_left_out or self._skip_or_enter(place):
             return self._step_logs
         state = self._state
         if not self._generations.is_elastic:
@@ -278,7 +278,7 @@ class ElasticFit(keras.callbacks.Callback):
     def _validate(self, *arguments: Any, **options: Any) -> Any:
         """Runs the validation of an epoch."""
         place = place_of_validation(self._epoch)
-        if self._skips(place):
+        if self._skip_or_enter(place):
             return {}
         if not self._generations.is_elastic:
             return self._methods.evaluate_alone(*arguments, **options)
@@ -323,7 +323,7 @@ class ElasticFit(keras.callbacks.Callback):
             if hook not in self._hooks[id(callback)]:
                 continue
             place = place_of_hook(hook, self._epoch, self._step, number)
-            if self._skips(place, logs):
+            if self._skip_or_enter(place, logs):
                 continue
             if not self._generations.is_elastic:
                 getattr(callback, hook)(*arguments, logs)
@@ -391,8 +391,8 @@ class ElasticFit(keras.callbacks.Callback):
                     state.assign(values)
                     return
 
-    def _skips(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
-        """Returns whether this rank skips a place.
+    def _skip_or_enter(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
+        """Returns whether this rank skips a place; if not, prepares it for the place.
 
         A newcomer skips the places that the others have passed; all ranks skip steps of
         an earlier job. A rank with a step of another rank runs its own hooks up to the

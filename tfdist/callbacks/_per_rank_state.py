@@ -91,8 +91,8 @@ def _all_go_on(
     if len(set(told)) > 1 and runtime.rank() == root:
         _logger.warning(
             "The ranks begin fit with different weights or step counts. All ranks use "
-            "the state of rank %d, including local variables and accumulated gradients"
-            ".",
+            "the state of rank %d, including local variables and accumulated "
+            "gradients.",
             root,
         )
     return len(set(told)) == 1

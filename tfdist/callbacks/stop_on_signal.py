@@ -158,6 +158,7 @@ class StopOnSignal(RankCallback):
             self._logs = logs or {}
             self._end_before_first_step(batch)
             for one in self._listed or [self]:
+                # The exchange above reduces no gradients.
                 if isinstance(one, RankCallback):
                     one._note_operations()
         self._doing = f"step {batch + 1} of epoch {self._epoch + 1}"

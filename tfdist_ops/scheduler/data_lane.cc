@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
 // A lane that is full of frames for operations that have not moved for so long is emptied by
-// copying.
+// copying; kStuckAloneUs if a single operation awaits data of the peer.
 constexpr int64_t kStuckUs = 2000;
 constexpr int64_t kStuckAloneUs = 100000;
 
