@@ -111,12 +111,46 @@ def test_children_of_a_lost_rank_end_while_the_job_goes_on(tmp_path, marker, how
 
 
 @deadline(60)
-def test_the_program_of_a_shell_that_sigterm_has_ended_may_still_save(tmp_path):
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+@pytest.mark.parametrize("options", [(), ("--min-np", "1")])
+def test_the_program_of_a_shell_that_sigterm_has_ended_may_still_save(
+    tmp_path, options, pause_s
+):
     """A batch system may signal all processes of a job, tfdistrun last."""
     code = (
         f"{BEGIN}\n"
         "def save(*_):\n"
-        "    time.sleep(1)\n"
+        "    time.sleep(2)\n"
+        "    open(f'saved-{member}', 'w').close()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "wait()"
+    )
+    (tmp_path / "program.py").write_text(code)
+    script = (
+        "export TFDIST_MEMBER=${TFDIST_MEMBER:-$TFDIST_RANK}; "
+        "echo $$ >shell-$TFDIST_MEMBER; python program.py; true"
+    )
+    process = start(tmp_path, "-np", "2", *options, *shell(script))
+    ready(tmp_path, 0, 1)
+    shells = [int((tmp_path / f"shell-{m}").read_text()) for m in (0, 1)]
+    groups = [psutil.Process(pid) for pid in shells]
+    programs = [child for one in groups for child in one.children()]
+    for one in (*groups, *programs):
+        one.send_signal(signal.SIGTERM)
+    time.sleep(pause_s)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
+
+
+@deadline(60)
+def test_the_program_of_a_shell_that_was_killed_alone_gets_the_signal_of_the_job(
+    tmp_path,
+):
+    code = (
+        f"{BEGIN}\n"
+        "def save(*_):\n"
         "    open(f'saved-{member}', 'w').close()\n"
         "    sys.exit()\n"
         "signal.signal(signal.SIGTERM, save)\n"
@@ -124,18 +158,16 @@ def test_the_program_of_a_shell_that_sigterm_has_ended_may_still_save(tmp_path):
     )
     (tmp_path / "program.py").write_text(code)
     script = "echo $$ >shell-$TFDIST_MEMBER; python program.py; true"
-    process = start(tmp_path, "-np", "2", "--min-np", "1", *shell(script))
+    options = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
+    process = start(tmp_path, *options, *shell(script))
     ready(tmp_path, 0, 1)
-    shells = [int((tmp_path / f"shell-{m}").read_text()) for m in (0, 1)]
-    groups = [psutil.Process(pid) for pid in shells]
-    programs = [child for one in groups for child in one.children()]
-    for one in (*groups, *programs, process):
-        one.send_signal(signal.SIGTERM)
+    psutil.Process(int((tmp_path / "shell-1").read_text())).terminate()
+    time.sleep(0.5)
+    before = time.monotonic()
+    process.send_signal(signal.SIGTERM)
     finish(process)
-    assert sorted(file.name for file in tmp_path.glob("saved-*")) == [
-        "saved-0",
-        "saved-1",
-    ]
+    assert time.monotonic() - before < 5
+    assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
 
 
 # ---- requests that come while the job ends ----

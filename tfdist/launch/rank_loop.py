@@ -58,7 +58,8 @@ class RankLoop:
     Attributes:
         running: processes of the ranks that have not exited, by rank.
         streams: receivers of the ranks' output, by open descriptor.
-        children: processes of the ranks that got the first ending signal.
+        children: processes of the ranks that got the first ending signal, or of ranks
+            that such a signal has killed before.
         asked_s: monotonic time of the first ending signal to the ranks; None before it.
         excluded_pids: IDs of children of this process that do not belong to the job.
         paused: whether reading is paused: from the ranks, and from every descriptor of
@@ -234,10 +235,12 @@ class RankLoop:
             self._close_stream(fd)
 
     def _reap_rank(self, ended: processes.RankProcess, is_elastic: bool) -> None:
-        if is_elastic and not self._may_save(ended):
-            # The job goes on, perhaps for days. Before `wait`, the ID of the group
-            # cannot belong to other processes.
-            signal_group(ended.process.pid, signal.SIGKILL)
+        # Before `wait`, the ID of the group cannot belong to other processes.
+        group, number = ended.process.pid, _ending_signal(ended)
+        if self.asked_s is None and number is not None:
+            self.children.note({group}, number)
+        elif self.asked_s is None and is_elastic:  # the job goes on, perhaps for days
+            signal_group(group, signal.SIGKILL)
         code = ended.process.wait(5.0)
         self.forget(ended.pidfd)
         os.close(ended.pidfd)
@@ -245,21 +248,6 @@ class RankLoop:
         del self.running[ended.rank]
         self._shares.forget(ended.process.pid)
         self._on_exit(ended.rank, code)
-
-    def _may_save(self, ended: processes.RankProcess) -> bool:
-        """Returns whether children of an exited rank may still save their work.
-
-        That is the case after an ending signal, which kills a shell at once, but not
-        the program that the shell has started. If a batch system signals all processes
-        of the job, this process may get the signal last.
-        """
-        if self.asked_s is not None:
-            return True
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        status = os.waitid(os.P_PIDFD, ended.pidfd, options)
-        if status is None or status.si_code == os.CLD_EXITED:
-            return False
-        return any(status.si_status == number for number in ENDING)
 
     def reap(self) -> None:
         """Reaps orphans of the job, and retries `prioritize`; call this regularly."""
@@ -300,6 +288,7 @@ class RankLoop:
         """Sends an ending signal; the first call also records the `children`."""
         is_first = self.asked_s is None
         if is_first:  # at a later call, a rank may be dead while its children save
+            self.children.signal(number)  # those of ranks that have already exited
             self.children.note(self._groups, number)
         self.signal(number)
         if is_first:
@@ -351,3 +340,16 @@ class RankLoop:
             waited_pids=self._groups,
         )
         self.reap()
+
+
+def _ending_signal(ended: processes.RankProcess) -> int | None:
+    """Returns the ending signal that killed a rank; None if it ended otherwise.
+
+    Such a signal kills a shell at once. The program that the shell has started may
+    still save its work.
+    """
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    status = os.waitid(os.P_PIDFD, ended.pidfd, options)
+    if status is None or status.si_code == os.CLD_EXITED:
+        return None
+    return status.si_status if status.si_status in ENDING else None

@@ -8,13 +8,17 @@ unless they leave it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tfdist.core.term_signal import SAME_SIGNAL_S
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the program defines their meaning
@@ -104,6 +108,7 @@ class ChildProcesses:
 
     def __init__(self) -> None:
         self._left: dict[int, list[psutil.Process]] = {}  # by the rank's group
+        self._noted_s = float("-inf")
 
     def note(self, groups: Collection[int], number: int) -> None:
         """Records the processes that do not ignore the signal, before it is sent.
@@ -115,11 +120,18 @@ class ChildProcesses:
             groups: process groups of the ranks.
             number: number of the signal.
         """
-        self._left = {group: [] for group in groups}
+        self._noted_s = time.monotonic()
+        self._left.update({group: [] for group in groups})
         for pid, group in _members(groups).items():
             if (treatment := _treatment(pid, number)) and not treatment.ignores:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._left[group].append(psutil.Process(pid))
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the recorded processes."""
+        for one in itertools.chain.from_iterable(self._left.values()):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                one.send_signal(number)
 
     def rank_ended(self, group: int, code: int) -> None:
         """Forgets the children of a rank that was not killed by a signal."""
@@ -133,6 +145,13 @@ class ChildProcesses:
             for group, listed in self._left.items()
         }
         return any(self._left.values())
+
+    def may_be_signalled(self) -> bool:
+        """Returns whether the signal that killed a rank may still reach this process.
+
+        A batch system may signal all processes of a job, and this process last.
+        """
+        return time.monotonic() < self._noted_s + SAME_SIGNAL_S and self.are_left()
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -237,7 +237,11 @@ class Supervisor:
         return self._outcome
 
     def _children_go_on(self) -> bool:
-        return self._phase is _Phase.SIGNALLED and self._loop.children.are_left()
+        if self._phase is _Phase.SIGNALLED:
+            return self._loop.children.are_left()
+        if self._phase in (_Phase.RUNNING, _Phase.GRACE):
+            return self._loop.children.may_be_signalled()
+        return False
 
     def _step(self, until_s: float) -> None:
         self._loop.step(until_s)
