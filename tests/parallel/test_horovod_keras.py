@@ -209,6 +209,25 @@ def test_the_sum_of_backward_passes_has_the_bits_of_adding_up():
         np.testing.assert_array_equal(found, [-(own + own)])
 
 
+@recorded
+def broadcast_between_passes(scaled):
+    made = keras.optimizers.SGD(1.0)
+    if scaled:
+        made = keras.optimizers.LossScaleOptimizer(made, initial_scale=1.0)
+    optimizer = hvd.DistributedOptimizer(made, backward_passes_per_step=2)
+    w = tf.Variable([0.0])
+    optimizer.apply_gradients([(tf.constant([1.0 + 2 * hvd.rank()]), w)])
+    hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+    optimizer.apply_gradients([(tf.constant([10.0]), w)])
+    return w.numpy().tolist()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_broadcast_between_passes_leaves_each_rank_its_gradients(scaled):
+    # The mean of 1 + 10 and 3 + 10.
+    assert on_ranks(broadcast_between_passes, SIZE, scaled) == [[-12.0]] * SIZE
+
+
 # ---- metrics, errors, checkpoints
 
 

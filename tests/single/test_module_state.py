@@ -42,7 +42,11 @@ STATE = {
     "callbacks/_callback_states.py": {"_named"},
     "callbacks/learning_rate_scale.py": {"_scaled"},
     "callbacks/learning_rate_warmup.py": {"_warmups"},
-    "collectives/per_rank_variables.py": {"_declared", "_broadcast_lists"},
+    "collectives/per_rank_variables.py": {
+        "_accumulators",
+        "_declared",
+        "_broadcast_lists",
+    },
     "collectives/tf_ops/op_names.py": {"_name_counts", "_labels"},
     "data/_dataset_checks.py": {"_part_counts"},
     "data/_global_batches.py": {"_sources"},

@@ -25,6 +25,8 @@ _MAX_LISTS = 64
 
 # Variables passed as local_variables to a tape or optimizer.
 _declared: WeakRegistry[bool] = WeakRegistry()
+# Accumulators to which this rank has added gradients that are not reduced yet.
+_accumulators: WeakRegistry[bool] = WeakRegistry()
 # Lists passed to broadcast_variables, by the identities of their variables.
 _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
@@ -38,6 +40,18 @@ def declare(variables: Iterable[Any]) -> None:
 def is_declared(variable: Any) -> bool:
     """Returns whether a variable has been passed to `declare`."""
     return tf_variable(variable) in _declared
+
+
+def note_accumulators(variables: Iterable[Any]) -> None:
+    """Records that `variables` contain gradients of this rank that are not reduced."""
+    for variable in variables:
+        if variable is not None:
+            _accumulators.set(tf_variable(variable), True)
+
+
+def is_accumulator(variable: Any) -> bool:
+    """Returns whether a variable has been passed to `note_accumulators`."""
+    return tf_variable(variable) in _accumulators
 
 
 def note_broadcast(variables: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives.local_variables import check_clips_each_alone
+from tfdist.collectives.per_rank_variables import note_accumulators
 from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops import xla_context
 from tfdist.core.keras_subclass import subclass_under_own_name
@@ -131,6 +132,7 @@ class ReducesUpdates:
         self, grads: Any, acc_grads: Any
     ) -> None:
         accumulation.count(self)
+        note_accumulators(acc_grads)
         super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
 
     def _backend_reset_gradient_accumulators(self) -> None:

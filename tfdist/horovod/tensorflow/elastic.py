@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tfdist.collectives.local_variables import identity
 from tfdist.collectives.signature import describe_variable
+from tfdist.collectives.variables import broadcast_variables
 from tfdist.gradients import accumulation
 from tfdist.horovod.common.elastic import ObjectState, run
-from tfdist.horovod.tensorflow.functions import broadcast_object, broadcast_variables
+from tfdist.horovod.tensorflow.functions import broadcast_object
 from tfdist.horovod.tensorflow.mpi_ops import rank
 from tfdist.training.optimizer_mixins import ReducesUpdates
 
@@ -52,7 +53,7 @@ class _VariablesState(ObjectState):
         sent = list(self._tracked())
         if self._is_newest is None:  # before the first step: those of a checkpoint
             sent += accumulators
-        broadcast_variables(sent, root_rank=self._newest_rank)
+        broadcast_variables(sent, self._newest_rank)
         if self._is_newest is False:  # they do not belong to the newest commit
             for variable in accumulators:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))

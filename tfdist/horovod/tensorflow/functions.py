@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tfdist
+from tfdist.collectives.per_rank_variables import is_accumulator
 from tfdist.horovod.common.process_sets import (
     check_initialized,
     global_process_set,
@@ -32,6 +33,10 @@ def broadcast_variables(
     differ, an error is raised before any variable is changed; with `inplace`, earlier
     variables of the list may have been changed.
 
+    With `backward_passes_per_step`, the variables of an optimizer include the gradients
+    that each rank has added up since the last update. They are not broadcast, because
+    Horovod does not keep them in the optimizer's variables.
+
     Args:
         variables: Keras or TensorFlow variables, in the same order on every rank.
         root_rank: rank (of the job) whose values are sent.
@@ -53,7 +58,7 @@ def broadcast_variables(
         >>> hvd.init()
         >>> hvd.broadcast_variables([tf.Variable([1.0, 2.0])], root_rank=0)
     """
-    listed = list(variables)
+    listed = [v for v in variables if not is_accumulator(v)]
     if _in_plain_graph():
         parts = [[v] for v in listed] if inplace else [listed]
         ends = [broadcast_(p, root_rank, process_set=process_set) for p in parts if p]
