@@ -196,6 +196,27 @@ def test_a_program_that_cannot_finish_its_step_is_killed_after_the_grace(tmp_pat
     assert "still running 2 s after the signal" in done.stderr
 
 
+_HANGS_AFTER_SIGTERM = """
+import os, signal, time
+from tfdist.core import world
+from tfdist.core.generations import Generations
+world.start()
+Generations(progress=lambda: (1, 10)).begin()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+@deadline(60)
+def test_the_job_fails_if_its_last_rank_is_killed_after_the_grace(tmp_path):
+    options = ("--max-restarts", "0", "--signal-grace-s", "0.5")
+    program = [sys.executable, "-c", _HANGS_AFTER_SIGTERM]
+    done = run(tmp_path, "-np", "1", "--min-np", "1", *options, *program)
+    assert done.code == 137, done.stderr
+    assert "is killed: it did not end within" in done.stderr
+    assert "failed first: ended by tfdistrun" in done.stderr
+
+
 _ENDS_ON_SIGNAL = """
 import os, signal, sys, time
 is_spare = int(os.environ["TFDIST_MEMBER"]) >= 2

@@ -51,6 +51,29 @@ def test_exit_codes(ended, code, failed):
     assert (None if first is None else first.rank) == failed
 
 
+def killed(*codes, **options):
+    """Returns an outcome whose ranks tfdistrun has killed, if their code is not 0."""
+    made = outcome(*codes, **options)
+    for end in made.ends:
+        end.ended_by_us = end.code != 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "failed"),
+    [
+        (killed(-9), 137, 0),  # it did not leave in time after SIGTERM
+        (killed(0, -9), 137, 1),  # rank 0 has caught RankFailedError
+        (killed(-9, -9, signal=TERM), 143, None),
+        (killed(143, -9, is_preempted=True), 143, None),
+    ],
+)
+def test_a_job_whose_last_ranks_tfdistrun_has_killed_fails(ended, code, failed):
+    assert ended.exit_code == code
+    first = ended.first_failure
+    assert (None if first is None else first.rank) == failed
+
+
 def test_the_log_is_that_of_the_process_and_not_that_of_the_number(tmp_path):
     """A replacement gets the rank of a lost process."""
     path = tmp_path / "replacement-3.log"

@@ -45,9 +45,15 @@ class Outcome:
 
     @property
     def first_failure(self) -> RankEnd | None:
-        """The rank that failed first; None if none failed, except by `signal`."""
+        """The rank that failed first; None if none failed, except by `signal`.
+
+        If all failed ranks were killed by tfdistrun, it is the first of these: an
+        elastic job kills ranks that are stopped or too slow.
+        """
         ends = self.unexpected_ends
         first = failure_summary.first_failure(ends)
+        if first is None and self.signal is None and not self.is_preempted:
+            return next((end for end in ends if end.code != 0), None)
         if first is None or self.signal is None:
             return first
         forwarded = (-self.signal, 128 + self.signal)
