@@ -272,16 +272,21 @@ def test_copies_keep_local_variables_or_ask_for_them():
     assert shared.numpy() == [-0.5]
 
 
-def test_a_copy_of_what_scales_the_loss_adds_batches_up_likewise():
+def from_config(optimizer):
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, from_config])
+def test_a_copy_of_what_scales_the_loss_adds_batches_up_likewise(copied_by):
     scaled = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=1.0
     )
     optimizer = hvd.DistributedOptimizer(scaled, backward_passes_per_step=2)
-    copied, v = copy.deepcopy(optimizer), tf.Variable([0.0])
+    copied, v = copied_by(optimizer), tf.Variable([0.0])
     assert copied.inner_optimizer is not optimizer.inner_optimizer
     for gradient in (2.0, 6.0):
         copied.apply([tf.constant([gradient])], [v])
-    assert v.numpy() == [-8.0]
+    assert v.numpy() == [-8.0] and int(copied.inner_optimizer.iterations) == 2
 
 
 def test_local_variables_are_checked():

@@ -14,7 +14,12 @@ from tfdist.collectives.local_variables import (
     with_local_variable,
 )
 from tfdist.gradients.options import ReduceOptions
-from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
+from tfdist.horovod._keras.passes import (
+    CountsPasses,
+    SumsPasses,
+    check_passes,
+    put_before,
+)
 from tfdist.horovod._keras.variables import CallableList
 from tfdist.horovod._warnings import warn_unused_device
 from tfdist.horovod.common.process_sets import global_process_set
@@ -36,10 +41,12 @@ class Wrapped:
 
     # Class attributes, set by tfdist or on the class that `DistributedOptimizer`
     # creates for this optimizer and its copies. `horovod_has_local` is True if any
-    # optimizer of that class has local variables.
+    # optimizer of that class has local variables. `horovod_inner_mixins` are the mixins
+    # of the optimizer inside a LossScaleOptimizer.
     tfdist_options: ReduceOptions
     horovod_scale_local_gradients: bool
     horovod_has_local: bool = False
+    horovod_inner_mixins: tuple[type, ...] = ()
 
     def register_local_var(self, var: Any) -> None:
         """Makes a variable local to each rank: its gradient is not reduced.
@@ -81,7 +88,14 @@ class Wrapped:
         """Returns a new optimizer, without local variables: the config has none."""
         made = super().from_config(config, *args, **named)  # type: ignore[misc]
         vars(made)["_horovod_asks"] = cls.horovod_has_local
+        if cls.horovod_inner_mixins:
+            made._add_inner_mixins()
         return made
+
+    def _add_inner_mixins(self) -> None:
+        self._reduce_in_the_inner_one()  # type: ignore[attr-defined]
+        for mixin in self.horovod_inner_mixins:
+            put_before(self.inner_optimizer, mixin)  # type: ignore[attr-defined]
 
     def _check_local(self) -> None:
         """Raises if `from_config` created this optimizer without its local variables.
@@ -275,12 +289,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     put_before(wrapped, Wrapped)
     type(wrapped).horovod_scale_local_gradients = scale_local_gradients
     if backward_passes_per_step > 1:
-        if hasattr(wrapped, "inner_optimizer"):
-            wrapped._reduce_in_the_inner_one()
         updating = getattr(wrapped, "inner_optimizer", wrapped)
-        if stays_out:
-            put_before(updating, OwnUpdates)
-        accumulate(updating, backward_passes_per_step, average_aggregated_gradients)
+        updating.gradient_accumulation_steps = backward_passes_per_step
+        passes = CountsPasses if average_aggregated_gradients else SumsPasses
+        mixins = (OwnUpdates, passes) if stays_out else (passes,)
+        if updating is not wrapped:
+            type(wrapped).horovod_inner_mixins = mixins
+            wrapped._add_inner_mixins()
+        else:
+            for mixin in mixins:
+                put_before(wrapped, mixin)
     return wrapped
 
 

@@ -112,18 +112,6 @@ def check_passes(optimizer: Any, passes: int) -> None:
         )
 
 
-def accumulate(optimizer: Any, passes: int, average: bool) -> None:
-    """Makes a reducing optimizer accumulate gradients as Horovod does.
-
-    Args:
-        optimizer: the optimizer that updates the variables, already wrapped by tfdist.
-        passes: number of batches per update, above 1.
-        average: whether to apply the mean instead of the sum.
-    """
-    optimizer.gradient_accumulation_steps = passes
-    put_before(optimizer, CountsPasses if average else SumsPasses)
-
-
 def put_before(optimizer: Any, mixin: Any) -> None:
     """Replaces an optimizer's class with a subclass in which `mixin` comes first."""
     cls = type(optimizer)
