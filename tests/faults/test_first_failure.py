@@ -122,6 +122,25 @@ def test_a_rank_that_does_not_end_is_named_by_those_that_wait_for_it(tmp_path):
 
 
 @deadline(60)
+def test_a_rank_that_catches_the_error_and_exits_still_reports_it(tmp_path):
+    """The report is sent at exit, when Python starts no more threads."""
+    code = """
+        import sys, time
+        from tfdist.core import failed_rank, runtime, world
+        world.start()
+        if runtime.rank() == 1:
+            time.sleep(60)
+        failed_rank.record(1, "RankFailedError: rank 1 cannot save")
+        sys.exit(3)
+        """
+    done = run(tmp_path, "-np", "2", "--grace-s", "0.5", *python(code))
+    assert done.code == 3
+    assert re.match(r"rank 1 on \S+ failed first: ended by tfdistrun", done.report[0])
+    reason = "reason (as rank 0 saw it): RankFailedError: rank 1 cannot save"
+    assert reason in done.report, done
+
+
+@deadline(60)
 def test_the_same_error_of_all_ranks_is_printed_once(tmp_path):
     code = """
         from helpers import core_client as c

@@ -318,8 +318,7 @@ async def _try_to_connect(
     address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
 ) -> Channel:
     """Connects to the first address of the name that answers, and authenticates."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    found = await _resolve(address)
     for family, kind, proto, _, resolved in found[:-1]:
         channel = Channel(socket.socket(family, kind, proto), size=size)
         with contextlib.suppress(OSError):
@@ -327,6 +326,20 @@ async def _try_to_connect(
     family, kind, proto, _, resolved = found[-1]
     channel = Channel(socket.socket(family, kind, proto), size=size)
     return await _connected(channel, resolved, secret, claims)
+
+
+async def _resolve(address: tuple[str, int]) -> list[Any]:
+    """Returns the addresses of a host, as `socket.getaddrinfo`.
+
+    asyncio looks up names in a thread, and Python starts no threads while it exits,
+    which is when a rank reports its failure. An IP address needs no thread.
+    """
+    kind = socket.SOCK_STREAM
+    try:
+        return socket.getaddrinfo(*address, type=kind, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(*address, type=kind)
 
 
 async def _connected(
