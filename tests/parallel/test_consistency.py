@@ -486,6 +486,26 @@ def test_steps_without_callbacks_are_compared_and_go_on(kind):
         np.testing.assert_array_equal(own, other)
 
 
+def _trained_by_sets():
+    """One optimizer reduces over all ranks, the other over this rank alone."""
+    sets = [tfdist.add_process_set([rank]) for rank in range(2)]
+    shared, own = tf.Variable([1.0]), tf.Variable([1.0])
+    tfdist.broadcast_variables([shared, own])
+    sgd = keras.optimizers.SGD
+    of_all = tfdist.DistributedOptimizer(sgd(0.1))
+    alone = tfdist.DistributedOptimizer(sgd(0.1), process_set=sets[tfdist.rank()])
+    for _ in range(4):
+        of_all.apply([tf.constant([1.0])], [shared])
+        alone.apply([tf.constant([1.0 + tfdist.rank()])], [own])
+    return float(shared[0]), float(own[0])
+
+
+def test_variables_trained_by_process_sets_may_differ():
+    (shared, own), (same, other) = run_ranks(_trained_by_sets, 2, timeout_s=60)
+    assert shared == same
+    assert own > other
+
+
 def _uneven_loops():
     """In each epoch rank 1 has 3 steps and rank 0 has 5; then all go on equal."""
     model = _model(wrapped=False)

@@ -23,8 +23,9 @@ _PER_RANK_NAMES = (
 )
 _MAX_LISTS = 64
 
-# Variables passed as local_variables to a tape or optimizer.
-_declared: WeakRegistry[bool] = WeakRegistry()
+# Variables passed as local_variables to a tape or optimizer → the beginning of the
+# names that Keras gives to their slots.
+_declared: WeakRegistry[str] = WeakRegistry()
 # Accumulators to which this rank has added gradients that are not reduced yet.
 _accumulators: WeakRegistry[bool] = WeakRegistry()
 # Lists passed to broadcast_variables, by the identities of their variables.
@@ -34,7 +35,10 @@ _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 def declare(variables: Iterable[Any]) -> None:
     """Records that `variables` are local to each rank (`local_variables`)."""
     for variable in variables:
-        _declared.set(tf_variable(variable), True)
+        if not is_declared(variable):
+            path = str(getattr(variable, "path", variable.name))
+            slots = path.replace("/", "_").replace(":", "_") + "_"
+            _declared.set(tf_variable(variable), slots)
 
 
 def is_declared(variable: Any) -> bool:
@@ -76,8 +80,8 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
     """Returns live variables that were broadcast in one list with any of `variables`.
 
     Excludes variables that Keras updates from each rank's own batches: moving
-    statistics, gradient accumulators, and states of metrics and of random number
-    generators.
+    statistics, gradient accumulators, states of metrics and of random number
+    generators, and the slots of local variables.
     """
     identities = set(map(identity, variables))
     found: dict[int, Any] = {}
@@ -120,7 +124,8 @@ def per_rank_states(model: keras.Model) -> list[Any]:
 def _has_per_rank_name(variable: Any) -> bool:
     name = str(getattr(variable, "path", variable.name)).rpartition("/")[2]
     is_metric = getattr(variable, "aggregation", None) == "sum"
-    return is_metric or name.partition(":")[0].endswith(_PER_RANK_NAMES)
+    is_slot = name.startswith(tuple(_declared.values()))
+    return is_metric or is_slot or name.partition(":")[0].endswith(_PER_RANK_NAMES)
 
 
 def tf_variable(variable: Any) -> Any:

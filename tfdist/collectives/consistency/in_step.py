@@ -1,11 +1,12 @@
 """Compares weights within training steps, unless a tfdist callback compares them.
 
-The ranks compare the weights that the step updates and the other weights of the same
-model. They do so in the 2nd, 4th, 8th, ..., 1024th step that reduces the same gradient
-list, and then in every 1024th such step. In a `tf.function` the comparison is a branch
-of the graph. All ranks count the reductions of a gradient list, so all ranks take the
-branch in the same step. The first step is skipped: programs may broadcast the initial
-weights only after the first step, when the optimizer has created its variables.
+The ranks compare the weights that the step updates and, in a job without process sets,
+the other weights of the same model. They do so in the 2nd, 4th, 8th, ..., 1024th step
+that reduces the same gradient list, and then in every 1024th such step. In a
+`tf.function` the comparison is a branch of the graph. All ranks count the reductions of
+a gradient list, so all ranks take the branch in the same step. The first step is
+skipped: programs may broadcast the initial weights only after the first step, when the
+optimizer has created its variables.
 """
 
 from __future__ import annotations
@@ -268,7 +269,8 @@ def _variables_to_compare(
 ) -> list[tuple[Any, str]]:
     """Returns the variables to compare and their kinds, in one order on all ranks."""
     found = {identity(v): (v, TRAINED) for v in variables}
-    if process_set is None:  # a subset of the ranks may train a part of a model
+    # In a job with process sets, a subset of the ranks may train a part of a model.
+    if process_set is None and not runtime.live_sets():
         model = _model_in_step()
         others = broadcast_with(variables) if model is None else shared_weights(model)
         for v in others:
