@@ -117,6 +117,14 @@ def test_what_has_no_variables_is_refused(make, error, words):
         tfdist.elastic.State(*make())
 
 
+def test_an_elastic_loop_needs_a_program_that_has_not_called_shutdown(monkeypatch):
+    monkeypatch.setattr(runtime.state, "shutdowns", 0)
+    sharing.check_supported()
+    monkeypatch.setattr(runtime.state, "shutdowns", 1)
+    with pytest.raises(ValueError, match="tfdist.shutdown"):
+        sharing.check_supported()
+
+
 def test_without_an_elastic_job_all_steps_run_once():
     tfdist.init()
     w = tf.Variable(0)

@@ -156,6 +156,7 @@ class Recorded(ObjectState):
         self.newest = []  # whether this rank had the newest commit, for each `sync`
         super().__init__(lambda obj, **_: obj, lambda: 0, batch=0)
         monkeypatch.setattr(_elastic_loop._state, "was_called", False)
+        monkeypatch.setattr(runtime.state, "shutdowns", 0)  # of earlier tests
         monkeypatch.setattr(Generations, "leave", lambda _: self.events.append("leave"))
         monkeypatch.setattr(_elastic_loop, "enter_next", self.enter)
         self.enters = enters or Newest(0, 1, True)

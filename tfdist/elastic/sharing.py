@@ -59,6 +59,11 @@ def check_supported() -> None:
             "Only the native engine can run an elastic job. Unset TFDIST_ENGINE, or "
             "start the job without --min-np."
         )
+    if runtime.shutdowns():  # tfdistrun does not know of generations that init begins
+        raise ValueError(
+            "tfdist.shutdown() was called before the training of an elastic job. Call "
+            "it only after the training, or start the job without --min-np."
+        )
 
 
 def enter_next(
