@@ -76,7 +76,7 @@ class HorovodBasics:
             mark_cycles: ignored; True causes a warning, since tfdist has no cycles.
 
         Raises:
-            ValueError: `hvd.init()` has not been called.
+            ValueError: `hvd.init()` has not been called, or the job is elastic.
             tf.errors.InvalidArgumentError: the folder is not writable.
         """
         check_initialized()

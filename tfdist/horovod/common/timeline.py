@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
 from tfdist.core import native, runtime, world
+from tfdist.core.rendezvous import renewal
 from tfdist.horovod._warnings import warn_once
 
 _log = logging.getLogger("tfdist")
@@ -18,7 +20,15 @@ def start(file_path: str) -> None:
 
     A later call starts a new interval in the same timeline. If it is given a different
     path, a warning states the folder in use.
+
+    Raises:
+        ValueError: the job is elastic.
     """
+    if renewal.is_elastic(os.environ):
+        raise ValueError(
+            "A timeline cannot be recorded in an elastic job. Omit hvd.start_timeline, "
+            "or start the job without --min-np."
+        )
     try:
         folder = world.start_timeline(f"{file_path}.d")
     except native.CoreError as error:
