@@ -309,6 +309,27 @@ def test_a_session_runs_all():
 
 
 @recorded
+def passes_without_a_gradient():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        w, v = (tf.compat.v1.get_variable(n, initializer=[0.0]) for n in "wv")
+        unused = tf.compat.v1.get_variable("unused", initializer=[0.0])
+        loss = tf.reduce_sum(w) + (tf.reduce_sum(v) if hvd.rank() == 0 else 0.0)
+        sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
+        train = optimizer.minimize(loss, var_list=[w, unused, v])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(tf.compat.v1.local_variables_initializer())
+        for _ in range(4):
+            session.run(train)
+        return [value.tolist() for value in session.run([w, unused, v])]
+
+
+def test_passes_add_up_a_gradient_that_only_one_rank_has():
+    ends = on_ranks(passes_without_a_gradient, 2)
+    assert ends == [[[-4.0], [0.0], [-2.0]]] * 2
+
+
+@recorded
 def eager_legacy():
     rank, alone = hvd.rank(), last_alone()
     factor = float(2 * rank + 1)

@@ -79,6 +79,13 @@ def test_a_second_timeline_goes_on_in_the_first_ones_folder(tmp_path, caplog):
     assert [one.name for one in tmp_path.iterdir()] == ["first.d"]
 
 
+def test_an_elastic_job_has_no_timeline(world, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDIST_MEMBER", "0")
+    with pytest.raises(ValueError, match="in an elastic job. Omit hvd.start_timeline"):
+        hvd.start_timeline(str(tmp_path / "timeline"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_built(capsys):
     assert not hvd.mpi_built() and not hvd.mpi_enabled()
     assert hvd.gloo_built() is True and hvd.gloo_enabled() is True
@@ -324,6 +331,23 @@ def test_a_tape_is_wrapped_before_and_while_it_records(world):
         tape = hvd.DistributedGradientTape(own)
     assert float(tape.gradient(loss, w)) == 6.0
     assert float(own.gradient(loss, w)) == 6.0  # what was wrapped stays as it is
+
+
+def test_a_compressor_with_its_own_methods_cannot_run_inside_xla(world):
+    class Halving(Compressor):
+        compress = staticmethod(lambda tensor: (tensor / 2, None))
+        decompress = staticmethod(lambda tensor, ctx: tensor * 2)
+
+    w = tf.Variable(3.0)
+
+    @tf.function(jit_compile=True)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = w * w
+        return hvd.DistributedGradientTape(tape, compression=Halving).gradient(loss, w)
+
+    with pytest.raises(NotImplementedError, match="a compressor with its own methods"):
+        step()
 
 
 def test_basics_is_the_object_behind_the_functions():

@@ -140,6 +140,27 @@ class GradientOptions:
             found[i] = end
         return found
 
+    def fill_missing(
+        self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Replaces missing gradients with zeros if another rank has the gradient.
+
+        Used for gradients that are added up before `reduce`.
+
+        Args:
+            grads: a tensor, `tf.IndexedSlices` or None for each variable.
+            variables: the variables for which the gradients were computed.
+            local: variables and layers whose gradients are not reduced.
+
+        Returns:
+            The gradients; None for variables without a gradient on any rank.
+        """
+        options = self.of_tfdist(local)
+        if is_outside(options):
+            return list(grads)
+        named = [_Named(v, i, False) for i, v in enumerate(variables)]
+        return reduction.fill_missing(grads, named, options)
+
     def _is_dense(self) -> bool:
         """Returns whether gradients are reduced as dense tensors; always for Adasum."""
         return bool(self.sparse_as_dense) or reduce_op(self.op) is ReduceOp.ADASUM
@@ -153,7 +174,12 @@ class GradientOptions:
         self, grads: list[Any], variables: list[_Named], options: ReduceOptions
     ) -> list[Any]:
         """Reduces with a custom compression: `compress`, allreduce, `decompress`."""
-        full: list[Any] = reduction.fill_missing(grads, variables, options)
+        full: list[Any] = reduction.fill_missing(
+            grads,
+            variables,
+            options,
+            why="a compressor with its own methods is used",
+        )
         local = options.local_places(variables)
         for i, grad in enumerate(full):
             if i not in local and grad is not None:
@@ -209,8 +235,8 @@ class _Named:
     """
 
     def __init__(self, variable: Any, place: int, generic: bool) -> None:
-        own_name = getattr(variable, "path", None) or variable.name
-        self.path = f"grad_{place}" if generic else str(own_name)
+        self.name = str(getattr(variable, "path", None) or variable.name)
+        self.path = f"grad_{place}" if generic else self.name
         shape = tf.TensorShape(variable.shape)
         self.shape = shape if shape.rank is None else tuple(shape.as_list())
         self.dtype = tf.as_dtype(variable.dtype).base_dtype

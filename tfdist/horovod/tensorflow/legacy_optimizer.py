@@ -126,6 +126,7 @@ class LegacyDistributedOptimizer(_Optimizer):
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         """Adds gradients to sums; a step's last pass reduces and clears the sums."""
+        grads = self._options.fill_missing(grads, variables, self._local)
         places = [i for i, g in enumerate(grads) if g is not None]
         with tf.compat.v1.variable_scope(None, default_name=f"{self.get_name()}_sums"):
             sums = [_zeros_like(variables[i], f"sum{i}") for i in places]
