@@ -1,6 +1,7 @@
 """UnevenData where data end in other ways: within a step, before the first one."""
 
 import contextlib
+import itertools
 
 import keras
 import numpy as np
@@ -154,8 +155,28 @@ class Rates(keras.callbacks.Callback):
         ]
 
 
-def warm_up(steps, has_schedule):
-    """What the optimizer is after each step that this rank takes."""
+class Sets(keras.callbacks.Callback):
+    """Sets the rate when an epoch begins."""
+
+    def __init__(self, epoch, rate):
+        super().__init__()
+        self.epoch, self.rate = epoch, rate
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            self.model.optimizer.learning_rate = self.rate
+
+
+def warm_up(steps, has_schedule, ends, epochs, sets):
+    """What the optimizer is after each step that this rank takes.
+
+    Args:
+        steps: the number of batches of each rank.
+        has_schedule: whether the rate is a schedule.
+        ends: the epochs at which a call of `fit` ends; each has callbacks of its own.
+        epochs: epochs of the warm-up.
+        sets: arguments of a `Sets`, or None.
+    """
     rate = 0.2
     if has_schedule:
         rate = keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.9)
@@ -164,27 +185,77 @@ def warm_up(steps, has_schedule):
     model.compile(tfdist.DistributedOptimizer(optimizer), loss="mse")
     rates = Rates()
     rank = tfdist.rank()
-    model.fit(
-        **data_of(batches_of(rank, steps[rank]), "counted"),
-        epochs=3,
-        verbose=0,
-        callbacks=[
-            tfdist.callbacks.UnevenData(),
-            tfdist.callbacks.LearningRateWarmup(2),
-            rates,
-        ],
-    )
+    for begin, end in itertools.pairwise([0, *ends]):
+        model.fit(
+            **data_of(batches_of(rank, steps[rank]), "counted"),
+            initial_epoch=begin,
+            epochs=end,
+            verbose=0,
+            callbacks=[
+                tfdist.callbacks.UnevenData(),
+                tfdist.callbacks.LearningRateWarmup(epochs),
+                *([Sets(*sets)] if sets else []),
+                rates,
+            ],
+        )
     return rates.seen
 
 
 @pytest.mark.parametrize(
-    "has_schedule", [pytest.param(False, marks=pytest.mark.slow), True]
+    ("has_schedule", "ends"),
+    [
+        pytest.param(False, [3], marks=pytest.mark.slow),
+        (True, [3]),
+        (True, [1, 3]),
+        pytest.param(False, [1, 3], marks=pytest.mark.slow),
+    ],
 )
-def test_warm_up_goes_by_the_steps_of_the_rank_that_has_most(has_schedule):
-    longer, shorter = run_ranks(warm_up, 2, [4, 3], has_schedule)
+def test_warm_up_goes_by_the_steps_of_the_rank_that_has_most(has_schedule, ends):
+    longer, shorter = run_ranks(warm_up, 2, [4, 3], has_schedule, ends, 2, None)
     assert len(longer) == 12
     assert shorter == {step: longer[step] for step in shorter}
     assert len(shorter) == 9
+
+
+def test_a_warm_up_that_ends_on_the_rank_with_most_steps_is_over_on_all():
+    arguments = [2, 1], False, [3], 1.5, [2, 0.01]  # it ends in the fourth step
+    longer, shorter = run_ranks(warm_up, 2, *arguments)
+    assert [round(rate, 3) for rate, *_ in longer.values()][-3:] == [0.2, 0.01, 0.01]
+    assert shorter == {step: longer[step] for step in ("1", "3", "5")}
+
+
+class Passes(keras.callbacks.Callback):
+    """Counts the passes over the data."""
+
+    now = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+
+@in_float64
+def fit_passes(counts):
+    """Trains on another number of batches in each epoch, which Keras does not know."""
+    model = make_model(tfdist.DistributedOptimizer)
+    own = counts[tfdist.rank()]
+    passes = Passes()
+    spec = [tf.TensorSpec([SIZE, n], "float64") for n in (FEATURES, 1)]
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(batches_of(tfdist.rank(), own[passes.now])),
+        output_signature=tuple(spec),
+    )
+    model.fit(
+        data,
+        epochs=2,
+        verbose=0,
+        callbacks=[tfdist.callbacks.UnevenData(), passes],
+    )
+    return state_of(model, model.optimizer)
+
+
+def test_a_rank_whose_first_batch_comes_in_a_later_epoch():
+    first, second = run_ranks(fit_passes, 2, [[2, 3], [0, 2]])
+    assert [v.tobytes() for v in first] == [v.tobytes() for v in second]
 
 
 def warm_up_of_unknown_steps():

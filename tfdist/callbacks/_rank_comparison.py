@@ -85,6 +85,8 @@ class RankComparison(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the models, and after the first epoch the ranks' samples."""
         self._compare(f"at the end of epoch {epoch + 1}")
+        # A rank that has had no batch yet would compare alone in a later epoch.
+        self._steps_until_update = 0
         if self._data_check is not None:
             self._data_check.finish()
             self._data_check = None

@@ -172,6 +172,25 @@ class LearningRateWarmup(RankCallback):
             if self.verbose and runtime.rank() == self._first:
                 sys.stdout.write(f"\nWarm-up is over: learning rate {rate:.6g}.\n")
 
+    def progress(self) -> list[Any]:
+        """Returns the progress of the warm-up, for ranks that have taken fewer steps.
+
+        Returns:
+            The argument for `continue_from`.
+        """
+        set_before = _warmups.get(base_optimizer(self.model), None)
+        return [self._target, self._acted, self._done, set_before]
+
+    def continue_from(self, progress: list[Any]) -> None:
+        """Continues a warm-up after the steps that another rank has taken.
+
+        Args:
+            progress: the result of `progress` on that rank.
+        """
+        self._target, self._acted, self._done, set_before = progress
+        if set_before is not None:
+            _warmups.set(base_optimizer(self.model), tuple(set_before))
+
     @staticmethod
     def rate_at(step: int, total: float, target: float, size: int) -> float:
         """Returns the rate of a step.

@@ -14,6 +14,7 @@ from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
 from tfdist.callbacks.checkpoint import Checkpoint
+from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.objects import broadcast_object
 from tfdist.collectives.variables import broadcast_variables
@@ -200,8 +201,23 @@ class UnevenData(RankCallback):
         broadcast_variables(
             _shared_variables(self.model), self._latest, process_set=self._ranks
         )
+        self._take_warmups()
         if is_empty and has_data:
             self._take_statistics()
+
+    def _take_warmups(self) -> None:
+        """Gives all ranks the progress of the warm-ups on the rank with every step."""
+        warmups = [one for one in self._listed if isinstance(one, LearningRateWarmup)]
+        if not warmups:
+            return
+        latest = broadcast_object(
+            [one.progress() for one in warmups],
+            self._latest,
+            name="UnevenData, warm-ups",
+            process_set=self._ranks,
+        )
+        for one, progress in zip(warmups, latest, strict=True):
+            one.continue_from(progress)
 
     def _take_statistics(self) -> None:
         """Gives ranks without data the combined moving statistics of the others.
