@@ -106,6 +106,33 @@ def test_it_trains_as_one_process_that_has_the_variables_of_all(mode):
         assert sent == updates * 2 * 8  # two float64 numbers; the own ones stay here
 
 
+def without_gradient(steps, eager):
+    """Rank 1 never has a gradient of its local variable."""
+    shared, own = (keras.Variable([1.0], name=name) for name in ("shared", "own"))
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps),
+        local_variables=[own],
+    )
+    optimizer.build([shared, own])
+    rank = tfdist.rank()
+
+    def step(gradient):
+        grads = [gradient, None if rank == 1 else gradient]
+        optimizer.apply(grads, [shared, own])
+
+    run = step if eager else tf.function(step)
+    for _ in range(4 * (steps or 1)):
+        run(tf.constant([1.0 + rank]))
+    return float(shared[0]), float(own[0])
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_local_gradient_may_be_none_on_some_ranks_when_accumulating(eager):
+    plain = run_ranks(without_gradient, 2, None, eager)
+    assert plain == [[1 - 4 * 1.5, 1 - 4 * 0.5], [1 - 4 * 1.5, 1.0]]
+    assert run_ranks(without_gradient, 2, 2, eager) == plain
+
+
 def scales(op, scale):
     rank = tfdist.rank()
     layer = keras.layers.Dense(1, use_bias=False)  # not built yet

@@ -48,6 +48,8 @@ class ReducesUpdates:
     name: str
     gradient_accumulation_steps: int | None
     _iterations: Any
+    _trainable_variables: list[Any]
+    _get_variable_index: Callable[[Any], int]
 
     def reduce_for_update(
         self, grads: list[Any], variables: list[Any], weight: Any
@@ -76,9 +78,24 @@ class ReducesUpdates:
         if self.gradient_accumulation_steps:
             grads, total = accumulation.means(self, grads)
             variables = vars(self)["_tfdist_updated"]
-            grads = self.reduce_for_update(grads, variables, total)
+            grads = self._reduce_sums(grads, variables, total)
             self._check_update(grads, variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _reduce_sums(self, grads: Any, variables: list[Any], total: Any) -> list[Any]:
+        """Reduces accumulated gradients of the variables that have gradients.
+
+        Local variables may have gradients on only some ranks. As the lists of all ranks
+        have to be equal, the list then contains all variables of the optimizer.
+        """
+        if not self.tfdist_options.local_variables:
+            return self.reduce_for_update(grads, variables, total)
+        places = [self._get_variable_index(v) for v in variables]
+        listed: list[Any] = [None for _ in self._trainable_variables]
+        for place, grad in zip(places, grads, strict=True):
+            listed[place] = grad
+        reduced = self.reduce_for_update(listed, self._trainable_variables, total)
+        return [reduced[place] for place in places]
 
     def _check_update(self, grads: list[Any], variables: list[Any]) -> None:
         """Applies `nan_policy` to a reduced sum of accumulated gradients.
@@ -155,7 +172,6 @@ class Reducing(ReducesUpdates):
 
     # Defined by the optimizer's own class.
     built: bool
-    _trainable_variables: list[Any]
 
     @tf.autograph.experimental.do_not_convert
     def apply(
