@@ -296,13 +296,16 @@ def test_nothing_secret_is_in_arguments_or_environment(tmp_path):
 
 @deadline(40)
 def test_who_was_there_before_the_job_is_not_of_it(tmp_path):
-    """A shell that becomes tfdistrun leaves it its children."""
-    words = "-m tfdist.launch -np 2 sh -c 'echo hello; exit 3'"
-    script = f"sleep 602 & exec {sys.executable} {words} > out 2>&1"
+    """A shell that becomes tfdistrun leaves it its children, and what they started."""
+    words = "-m tfdist.launch -np 2 sh -c 'kill $STARTER; echo hello; exit 3'"
+    starter = "sh -c 'sleep 603 & wait' & export STARTER=$!"
+    script = f"sleep 602 & {starter}; exec {sys.executable} {words} > out 2>&1"
     done = subprocess.run(
         ["sh", "-c", script], cwd=tmp_path, env=clean_environment(), timeout=30
     )
-    (stranger,) = sleepers("602")
-    os.kill(stranger, signal.SIGKILL)
+    strangers = [*sleepers("602"), *sleepers("603")]
+    for pid in strangers:
+        os.kill(pid, signal.SIGKILL)
+    assert len(strangers) == 2
     assert done.returncode == 3
     assert "failed first" in (tmp_path / "out").read_text()

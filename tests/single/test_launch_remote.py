@@ -1,5 +1,7 @@
 """The connections to other hosts, before their ranks start."""
 
+import shutil
+import subprocess
 import sys
 import time
 
@@ -53,6 +55,15 @@ def connect(tmp_path):
     for one in made:
         one.kill()
         one.close("the test is over")
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
+def test_no_shared_connection_outlives_the_job(tmp_path):
+    config = tmp_path / "config"
+    config.write_text("Host *\n  ControlMaster auto\n  ControlPersist 10m\n")
+    command = [*remote.SSH_COMMAND.split(), "-F", str(config), "-G", "host"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "\ncontrolmaster false\n" in done.stdout
 
 
 def prepared(connections, timeout_s):

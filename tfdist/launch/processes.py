@@ -228,17 +228,17 @@ def end_outsider(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> i
 
 # ---- all processes of a job ----
 
-# Children of this process from before adopt_orphans: a shell that replaced itself with
-# this program may have started some (`> >(tee log)`, `service & exec tfdistrun`).
+# Descendants of this process from before adopt_orphans: a shell that replaced itself
+# with this program may have started some (`> >(tee log)`, `service & exec tfdistrun`).
 _strangers: set[psutil.Process] = set()
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of descendants whose own parents exit.
 
-    Children that exist already, and their descendants, do not belong to the job.
+    Descendants that exist already, and theirs, do not belong to the job.
     """
-    _strangers.update(psutil.Process().children())
+    _strangers.update(psutil.Process().children(recursive=True))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

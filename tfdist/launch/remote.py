@@ -26,9 +26,10 @@ from tfdist.launch.signals import PASSED_ON, Signals
 
 # The user's configuration of ssh decides whether hosts with unknown keys are accepted.
 # ssh must not ask for input, since nobody could answer. It ends a dead connection after
-# 15 s.
+# 15 s. It does not become the master of a shared connection, which would end with this
+# job although other jobs may use it.
 SSH_COMMAND = (
-    "ssh -x -T -o BatchMode=yes -o ConnectTimeout=10 "
+    "ssh -x -T -o BatchMode=yes -o ControlMaster=no -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 )
 _READ_BYTES = 64 << 10
