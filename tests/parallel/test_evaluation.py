@@ -355,6 +355,29 @@ def test_data_dealt_among_all_ranks_are_refused_in_a_process_set_too():
         assert "already distributed to 3 ranks before tfdist.evaluate" in message
 
 
+def renormalized():
+    """Evaluates and predicts after a training that leaves renorm_mean different."""
+    layers = [keras.layers.BatchNormalization(renorm=True), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    sgd = keras.optimizers.SGD(0.01)
+    model.compile(tfdist.DistributedOptimizer(sgd), "mse", jit_compile=False)
+    x = np.random.default_rng(tfdist.rank()).normal(size=(8, 3)).astype("float32")
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    own = layers[0].renorm_mean.numpy()
+    tfdist.layers.combine_moving_statistics(model)
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    loss = tfdist.evaluate(model, x, y, batch_size=1)
+    return own, loss, tfdist.predict(model, x, batch_size=1)
+
+
+def test_statistics_that_only_training_uses_may_differ():
+    (own, *found), (other, *same) = run_ranks(renormalized, 2)
+    assert (own != other).all()
+    assert found[0] == same[0]
+    assert found[1].tobytes() == same[1].tobytes()
+
+
 def global_batches_again():
     """Messages about the batches of one rank where all samples are expected."""
     x, own = np.arange(36.0).reshape(12, 3), np.arange(12)

@@ -12,6 +12,7 @@ from tfdist.collectives.all_ranks import CoordinatedCall
 from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
+from tfdist.layers.synchronized import batch_normalizations, uses_renorm
 from tfdist.training.batch_partition import Part, partition
 from tfdist.training.metric_states import Snapshot, check_metrics, combine, results_of
 from tfdist.training.preprocessing_layers import check_prints, layer_fingerprints
@@ -117,7 +118,8 @@ def evaluate(
         if part.inputs is None:  # the batch of another rank, run to create the states
             model.reset_metrics()
         now = Snapshot(model)
-        return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
+        weights = fingerprints(inference_weights(model))
+        return now, {"metrics": now.describe(), "weights": weights}
 
     now, told = ranks.run("after the last batch", work)
     ranks.agree(told, "metrics", "the metric list", "Use the same compile arguments.")
@@ -157,8 +159,24 @@ def start(
     place = ranks.ranks.index(runtime.rank())
     function = f"tfdist.{ranks.function}"
     part = partition(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
-    facts = {"data": part.fingerprint, "weights": fingerprints(model.weights)}
+    weights = fingerprints(inference_weights(model))
+    facts = {"data": part.fingerprint, "weights": weights}
     return part, {**facts, "adapted": layer_fingerprints(model)}
+
+
+def inference_weights(model: keras.Model) -> list[Any]:
+    """Returns the weights of a model, except statistics that only training uses.
+
+    Those of batch renormalization differ between ranks if the layer is not
+    synchronized.
+    """
+    unused = {
+        id(variable)
+        for layer in batch_normalizations(model)
+        if layer.built and uses_renorm(layer)
+        for variable in (layer.renorm_mean, layer.renorm_stddev)
+    }
+    return [v for v in model.weights if id(v) not in unused]
 
 
 def agree_on_start(
@@ -214,7 +232,7 @@ def agree_on_weights(
         advice = "Build the same model on all ranks."
         if len(prints) == len(first):
             index = next(i for i, p in enumerate(prints) if p != first[i])
-            path = model.weights[index].path
+            path = inference_weights(model)[index].path
             what = f"the weight {path!r} differs from rank {ranks.ranks[0]}"
             advice = "Call tfdist.broadcast_variables(model.weights) first."
             if path.rpartition("/")[2].startswith("moving_"):

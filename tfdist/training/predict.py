@@ -15,7 +15,13 @@ from tfdist.collectives.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
 from tfdist.training.batch_partition import Part
-from tfdist.training.evaluate import agree_on_start, agree_on_weights, bar_of, start
+from tfdist.training.evaluate import (
+    agree_on_start,
+    agree_on_weights,
+    bar_of,
+    inference_weights,
+    start,
+)
 
 GATHER = ("all", "root", "none")
 
@@ -110,7 +116,7 @@ def predict(
             outputs = model.predict(**part.inputs, verbose=shown)
         return outputs, {
             **_facts(outputs, gather),
-            "weights": fingerprints(model.weights),
+            "weights": fingerprints(inference_weights(model)),
         }
 
     outputs, told = ranks.run("after the last batch", work)
