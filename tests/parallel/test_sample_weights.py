@@ -182,10 +182,12 @@ def test_what_a_weight_cannot_be_combined_with_is_refused():
     )
     with pytest.raises(ValueError, match="AVERAGE with weight"):
         adding.apply([tf.constant([1.0])], [v], weight=3)
-    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    several = keras.optimizers.MultiOptimizer(lambda variable: inner)
-    with pytest.raises(ValueError, match="means of steps with different weights"):
-        tfdist.DistributedOptimizer(several).apply([tf.constant([1.0])], [v], weight=3)
+    for scale in (lambda one: one, keras.optimizers.LossScaleOptimizer):
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        several = keras.optimizers.MultiOptimizer(lambda _, inner=inner: inner)
+        scaled = tfdist.DistributedOptimizer(scale(several))
+        with pytest.raises(ValueError, match="means of steps with different weights"):
+            scaled.apply([tf.constant([1.0])], [v], weight=3)
     plain = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="single number"):
         plain.apply([tf.constant([1.0])], [v], weight=tf.constant([1.0, 2.0]))

@@ -315,10 +315,11 @@ class Reducing(ReducesUpdates):
         return grads if own is None else [weighted(g, own) for g in grads]
 
     def _check_nothing_accumulates_means(self, variables: list[Any]) -> None:
-        if not hasattr(self, "_inner_optimizers"):
+        multi = getattr(self, "inner_optimizer", self)
+        if not hasattr(multi, "_inner_optimizers"):
             return
         self._build_outside_of_branches(variables)  # creates inner optimizers
-        for one in self._inner_optimizers:
+        for one in multi._inner_optimizers:
             if one.gradient_accumulation_steps:
                 raise ValueError(
                     "weight was given to a MultiOptimizer whose optimizer "
