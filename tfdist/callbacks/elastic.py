@@ -128,6 +128,8 @@ class Elastic(RankCallback):
         """Corrects the number of steps, if it depends on the ranks or on the epoch.
 
         Keras reads this number from the dataset, which states the largest possible one.
+        `ElasticFit` sets it in each epoch. Before the first one, it is the number of
+        epoch 0, so that a warm-up has the same length when training is resumed.
         """
         super().set_params(params)
         found = variables_of_fit(self.model) or {}
@@ -135,10 +137,7 @@ class Elastic(RankCallback):
             return  # ElasticFit sets the number
         source = source_of(found.get("x"))
         if params and source is not None and source.steps_vary:
-            epoch = int(found.get("initial_epoch") or 0)
-            if self.start and not source.is_per_rank:
-                epoch, _ = source.place_of(self.start)
-            params["steps"] = source.steps_left(epoch, 0, runtime.size())
+            params["steps"] = source.steps_left(0, 0, runtime.size())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the data, and lets `ElasticFit` run the steps."""
