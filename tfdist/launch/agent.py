@@ -222,7 +222,7 @@ class Agent:
                 if not self._has_everyone:
                     # In an elastic job, tfdistrun needs the exit codes of its ranks.
                     self._silent = not self._job.get("is_elastic", False)
-                    self._signal_ranks(number)
+                    self._loop.ask_to_end(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
                 self._ended = True  # a second signal ends immediately
 
@@ -231,8 +231,10 @@ class Agent:
             self._loop.pass_on(number)
         elif number not in ENDING:
             self._loop.signal(number)
-        elif self._signalled_s and self._loop.is_repeated():
-            self._has_everyone = True  # a batch system has signaled tfdistrun too
+        elif self._signalled_s and not self._has_everyone:
+            # A batch system has signalled tfdistrun too, perhaps seconds later. The
+            # ranks save already, and a second signal would kill them.
+            self._has_everyone = True
             self._silent = False
             while self._held:
                 self._say(**self._held.pop(0))
