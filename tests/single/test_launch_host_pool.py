@@ -1,6 +1,7 @@
 """The hosts of a job, which a discovery script adds and removes, without processes."""
 
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -49,13 +50,13 @@ class Pool(HostPool):
         job.options.signal_grace_s = 1.0
         super().__init__(job, "127.0.0.1:1")
         self.watched, self.closed, self.members = [], [], set()
-        self.attach(
-            SimpleNamespace(
-                running=self.members,
-                add_remote=self.watched.append,
-                close_remote=self.closed.append,
-            )
+        self.supervisor = SimpleNamespace(
+            running=self.members,
+            paused=False,
+            add_remote=self.watched.append,
+            close_remote=self.closed.append,
         )
+        self.attach(self.supervisor)
 
     def list(self, **slots):
         """Follows an answer of the script; returns the number of slots."""
@@ -107,6 +108,21 @@ def test_a_host_that_fails_is_told_once_and_tried_again_when_it_comes_back(
     pool.list(localhost=1, a=3)
     assert len(pool.watched) == 2 and pool.ready(2)
     assert not capsys.readouterr().err
+
+
+def test_a_pause_of_the_output_is_not_the_silence_of_a_new_host(monkeypatch):
+    monkeypatch.setattr(host_pool.remote, "RemoteHost", Agent)
+    monkeypatch.setattr(host_pool, "SshConnection", lambda *_: None)
+    pool = Pool("--host-timeout-s", "0.05")
+    pool.supervisor.paused = True
+    pool.list(localhost=1, a=1)
+    time.sleep(0.1)
+    assert not pool.poll() and not pool.agents[1].calls
+    pool.supervisor.paused = False
+    assert not pool.poll() and not pool.agents[1].calls
+    time.sleep(0.1)
+    pool.poll()
+    assert pool.agents[1].calls == ["time_out"]
 
 
 def test_a_host_that_is_removed_while_it_connects_is_ended_and_nothing_is_said(

@@ -261,6 +261,8 @@ class HostPool:
             elif agent.state == "ready":
                 self._use(number)
                 has_changed = True
+            elif self._supervisor is not None and self._supervisor.paused:
+                self._deadlines_s[number] = self._deadline_s()  # nothing is read
             elif now_s >= deadline_s + _END_S:
                 self._close(agent)
             elif now_s >= deadline_s:
@@ -283,11 +285,13 @@ class HostPool:
                 self._connect(number, slots)
                 if self._supervisor is not None:
                     self._supervisor.add_remote(self.agents[number])
-                limit_s = host_timeout_s(self._job.options)
-                self._deadlines_s[number] = time.monotonic() + limit_s
+                self._deadlines_s[number] = self._deadline_s()
         except (OSError, binding.BindingError) as error:
             self._refuse(number, str(error))
         return number
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + host_timeout_s(self._job.options)
 
     def _use(self, number: int) -> None:
         """Starts to use a host whose agent is ready."""

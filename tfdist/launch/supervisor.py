@@ -135,6 +135,11 @@ class Supervisor:
         """Ranks, or members of an elastic job, that have not exited."""
         return frozenset(self._running)
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is read from ranks and hosts; see `RankLoop.paused`."""
+        return self._loop.paused
+
     def kill(self, member: int) -> None:
         """Kills a member of an elastic job, if it is still running."""
         if member not in self._running:
