@@ -524,6 +524,9 @@ def _refusals():
             callbacks=[tfdist.callbacks.Elastic()],
         )
     odd = tfdist.data.global_batches((x, x[:, :1]), global_batch=3)
+    both = [tfdist.callbacks.UnevenData(), tfdist.callbacks.Elastic()]
+    with pytest.raises(NotImplementedError, match="remove UnevenData"):
+        model.fit(odd, verbose=0, callbacks=both)
     model.compile(
         tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
         keras.losses.MeanSquaredError(reduction="sum"),

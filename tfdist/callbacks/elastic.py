@@ -25,6 +25,11 @@ from tfdist.data._global_batches import source_of
 from tfdist.training.model_building import build_metrics, unbuilt_layers
 from tfdist.training.model_optimizers import optimizers_of
 
+_DIVISIBLE = (  # for messages
+    "global_batch that every possible number of ranks divides (in an elastic job, each "
+    "number up to --max-np)"
+)
+
 
 @dataclass
 class _Program:
@@ -88,9 +93,9 @@ class Elastic(RankCallback):
             samples (`reduction`).
         tfdist.MismatchError: at the start of `fit`: the data or their sizes differ
             between the ranks.
-        NotImplementedError: at the start of `fit`: an optimizer has a `process_set` of
-            only some ranks; or, in an elastic job, an optimizer accumulates gradients
-            or has local variables, or the list contains an `UnevenData`.
+        NotImplementedError: at the start of `fit`: the list contains an `UnevenData`,
+            or an optimizer has a `process_set` of only some ranks; or, in an elastic
+            job, an optimizer accumulates gradients or has local variables.
         RuntimeError: in an elastic job: the program has already called `fit` with an
             `Elastic`. After the first step: batches have to be weighted, but the
             `train_step` does not call `self.compute_loss`.
@@ -145,9 +150,10 @@ class Elastic(RankCallback):
         self._source, self._validation = _sources_of_fit(self.model, self.start)
         _check_model(self.model)
         _check_ranks(self.model)
+        _check_others(self._listed)
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
-            _check_elastic(self.model, self._listed)
+            _check_elastic(self.model)
         self._step_size = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         self._weights_seen = None
         if self._needs_weights(is_elastic):
@@ -173,7 +179,7 @@ class Elastic(RankCallback):
             raise RuntimeError(
                 "Elastic weights the parts of a batch in model.compute_loss, which "
                 "this train_step does not call. Call self.compute_loss, or use a "
-                "global_batch that every possible number of ranks divides."
+                f"{_DIVISIBLE}."
             )
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -283,9 +289,15 @@ def _check_ranks(model: keras.Model) -> None:
             )
 
 
-def _check_elastic(
-    model: keras.Model, callbacks: list[keras.callbacks.Callback]
-) -> None:
+def _check_others(callbacks: list[keras.callbacks.Callback]) -> None:
+    if any(isinstance(one, UnevenData) for one in callbacks):
+        raise NotImplementedError(
+            "Elastic cannot be used with UnevenData. tfdist.data.global_batches gives "
+            "all ranks the same number of steps; remove UnevenData."
+        )
+
+
+def _check_elastic(model: keras.Model) -> None:
     if _program.was_used:
         raise RuntimeError(
             "Elastic was used in an earlier fit of this program. In a job started with "
@@ -305,11 +317,6 @@ def _check_elastic(
                 "Elastic cannot be used with local_variables: those of a lost rank "
                 "would be missing. Start the job without --min-np."
             )
-    if any(isinstance(one, UnevenData) for one in callbacks):
-        raise NotImplementedError(
-            "Elastic cannot be used with UnevenData. tfdist.data.global_batches gives "
-            "all ranks the same number of steps; remove UnevenData."
-        )
 
 
 def _averages(model: keras.Model) -> bool:
@@ -334,7 +341,7 @@ def _check_reductions(model: keras.Model) -> None:
         raise ValueError(
             "op=tfdist.ReduceOp.ADASUM cannot be used with a batch that the ranks may "
             "be unable to divide equally, because it cannot weight their parts. Use a "
-            "global_batch that every possible number of ranks divides."
+            f"{_DIVISIBLE}."
         )
     found = reductions_of(model)
     wrong = [one for one in (*SUMS, "mean_with_sample_weight") if one in found]
@@ -342,5 +349,5 @@ def _check_reductions(model: keras.Model) -> None:
         raise ValueError(
             "Elastic weights the parts of a batch by their numbers of samples, but the "
             f"model has a loss with reduction={wrong[0]!r}. Omit reduction, or use a "
-            "global_batch that every possible number of ranks divides."
+            f"{_DIVISIBLE}."
         )
