@@ -88,6 +88,16 @@ wait(1) if member == 0 else wait()
     assert "of the spare" not in done.stderr
 
 
+@deadline(60)
+def test_the_output_of_a_spare_is_not_that_of_the_only_rank(tmp_path):
+    script = "echo is $TFDIST_MEMBER; touch ready-$TFDIST_MEMBER; exec sleep 60"
+    process = start(tmp_path, "-np", "1", *SPARE[2:], *shell(script))
+    ready(tmp_path, 0, 1)
+    process.send_signal(signal.SIGINT)
+    lines = finish(process).stdout.splitlines()
+    assert sorted(lines) == ["[replacement 1] is 1", "is 0"]
+
+
 # ---- children of a rank that has exited ----
 
 

@@ -341,9 +341,17 @@ class Job:
             told[renewal.MAX_SIZE] = str(max(self.plan.max_size, least))
         return {**place.variables(size), **told}
 
-    def output_of(self, rank: int, log: Any) -> output.RankOutput:
-        """Returns a `RankOutput`, which also writes a rank's output to `log`."""
-        size = self.plan.max_size
+    def output_of(
+        self, rank: int, log: Any, size: int | None = None
+    ) -> output.RankOutput:
+        """Returns a `RankOutput`, which also writes a rank's output to `log`.
+
+        Args:
+            rank: the rank.
+            log: the log file; None for none.
+            size: number of ranks; default: the largest number that the job can have.
+        """
+        size = self.plan.max_size if size is None else size
         return output.RankOutput(rank, size, log, self.options.timestamps)
 
 

@@ -143,7 +143,7 @@ class RankStarter:
         variables[renewal.MEMBER] = str(member)
         try:
             log = self._open_log(f"{name.replace(' ', '-')}.log")
-            own = self._job.output_of(rank, log)
+            own = self._job.output_of(rank, log, size)
             own.name = name
             if self._pool.hosts[slot.host].is_local:
                 self._start(own, variables, slot, member, in_background=in_background)
