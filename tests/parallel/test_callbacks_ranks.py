@@ -158,8 +158,12 @@ def other_numbers():
     class Adds(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             logs["same"] = 0.25
-            logs["words"] = "text"
+            logs["words"], logs["flag"], logs["steps"] = "text", True, 7
+            rank = tfdist.rank()
+            logs["array"], logs["count"] = np.array(rank, "float32"), np.int64(rank)
+            logs["tensor"], logs["own"] = tf.constant(rank), np.float32(rank)
 
+    keras.utils.set_random_seed(1)
     keras.utils.clear_session()
     model = Model([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
@@ -179,7 +183,9 @@ def test_numbers_that_are_no_metrics_are_weighted_by_samples():
     for logs in run_ranks(other_numbers, 2):
         assert logs["spread"] == pytest.approx(0.25)  # (0 * 3 + 1 * 1) / 4
         assert logs["same"] == 0.25
-        assert logs["words"] == "text"
+        assert (logs["words"], logs["flag"], logs["steps"]) == ("text", True, 7)
+        for name in ("array", "count", "tensor", "own"):
+            assert logs[name] == pytest.approx(0.25)
 
 
 def numbers_with_names_of_metrics():

@@ -255,12 +255,19 @@ def own_metric():
     x = np.zeros((4, WIDTH), "float32")
     y = np.full((4, 1), 1.0 + 2 * rank, "float32")
     options = {"verbose": 0, "callbacks": [hvd.callbacks.MetricAverageCallback()]}
+
+    def add(epoch, logs):
+        logs["f1"] = np.float32(rank)
+        logs["mixed"] = "text" if rank else 1.0
+
+    options["callbacks"].insert(0, keras.callbacks.LambdaCallback(on_epoch_end=add))
     history = model.fit(x, y, validation_data=(x, y + 4), **options)
+    assert history.history.pop("mixed")[0] == "text" or rank == 0
     return history.history, model.evaluate(x, y, return_dict=True, **options)
 
 
 def test_a_metric_of_the_users_own_is_the_mean_of_the_ranks_numbers():
-    expected = {"largest": [2.0], "loss": [5.0]}
+    expected = {"largest": [2.0], "loss": [5.0], "f1": [0.5]}
     expected |= {"val_largest": [6.0], "val_loss": [(25 + 49) / 2]}
     # Of evaluate, as under Horovod, each rank gets its own ones.
     first, second = on_ranks(own_metric, SIZE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ class MetricAverage(RankCallback):
     F1, R2) is computed from the data of all ranks. This applies to training and
     validation metrics. It works for all Keras metrics; a custom metric needs an
     attribute `tfdist_merge` (`docs/evaluation.md`). Other numbers in the logs (e.g.
-    from a custom `train_step`) are averaged, weighted by the ranks' numbers of samples.
+    from a custom `train_step` or an earlier callback) are averaged, weighted by the
+    ranks' numbers of samples.
 
     Outside of `fit` use `tfdist.evaluate`, which splits the data itself.
     `model.evaluate` on sharded data returns the metrics of this rank's samples. With
@@ -162,7 +164,7 @@ class MetricAverage(RankCallback):
         for key in logs:
             if key in results and key not in unused:
                 logs[key] = results[key]
-            elif isinstance(logs[key], float):
+            elif as_number(logs[key]) is not None:
                 logs[key] = self._weighted_mean(key, shared)
 
     @property
@@ -197,9 +199,9 @@ class MetricAverage(RankCallback):
         ]
 
     def _weighted_mean(self, key: str, shared: list[dict[str, Any]]) -> float:
-        numbers = [other["numbers"].get(key, float("nan")) for other in shared]
-        if len(set(numbers)) == 1:
-            return float(numbers[0])
+        values = [other["numbers"].get(key, float("nan")) for other in shared]
+        if len(set(values)) == 1:
+            return float(values[0])
         prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
         samples = [other["samples"].get(prefix, 0.0) for other in shared]
         if sum(samples) <= 0:  # a single rank may have no data
@@ -212,8 +214,23 @@ class MetricAverage(RankCallback):
                     key,
                 )
             self._warned.add(key)
-            samples = [1.0] * len(numbers)
-        return float(np.average(numbers, weights=samples))
+            samples = [1.0] * len(values)
+        return float(np.average(values, weights=samples))
+
+
+def as_number(value: Any) -> float | None:
+    """Returns a real scalar of Python, NumPy or TensorFlow as a float, others as None.
+
+    Example:
+        >>> as_number(np.float32(0.5)), as_number(True), as_number(np.zeros(2))
+        (0.5, None, None)
+    """
+    if keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number else None
 
 
 def _unused(model: keras.Model, parts: dict[str, Snapshot]) -> set[str]:
@@ -271,10 +288,11 @@ def exchange_logs(
         tfdist.MismatchError: the names or the states differ. All ranks raise it.
         ValueError: `changed` is not empty on any rank. All ranks raise it.
     """
+    own_numbers = {key: as_number(value) for key, value in logs.items()}
     own = {
         "names": sorted(logs),
         "states": [part.describe() for part in parts.values()],
-        "numbers": {k: v for k, v in logs.items() if isinstance(v, float)},
+        "numbers": {k: v for k, v in own_numbers.items() if v is not None},
         "samples": {prefix: part.samples for prefix, part in parts.items()},
         "changed": list(changed),
         "unused": sorted(unused),

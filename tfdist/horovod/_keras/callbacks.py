@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks.metric_average import exchange_logs
+from tfdist.callbacks.metric_average import as_number, exchange_logs
 from tfdist.collectives.local_variables import identity, is_variable
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.core import runtime
@@ -160,8 +160,10 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         if logs is None:
             return
         shared = exchange_logs(logs, {}, self._ranks)
-        for key in shared[0]["numbers"]:
-            logs[key] = float(np.mean([own["numbers"][key] for own in shared]))
+        for key, value in logs.items():
+            if as_number(value) is not None:
+                values = [own["numbers"].get(key, np.nan) for own in shared]
+                logs[key] = float(np.mean(values))
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
