@@ -352,14 +352,15 @@ def alone():
     tfdist.shutdown()
 
 
-def fit(progress, *, unknown=False, steps_per_execution=1, steps=6, **options):
+def model_of(**compiled):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(
-        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.01)),
-        "mse",
-        steps_per_execution=steps_per_execution,
-        jit_compile=False,
-    )
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, "mse", jit_compile=False, **compiled)
+    return model
+
+
+def fit(progress, *, unknown=False, steps_per_execution=1, steps=6, **options):
+    model = model_of(steps_per_execution=steps_per_execution)
     x = np.ones((steps * 4, 2), "float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
     if unknown:
@@ -403,6 +404,20 @@ def test_a_resumed_epoch_counts_on(alone):
     assert lines[2] == ["epoch 4/5", "step 2/6"]
 
 
+@pytest.mark.parametrize("first_step", [0, 4])
+def test_steps_before_the_start_of_elastic_are_not_trained_now(alone, first_step):
+    shown = io.StringIO()
+    x = np.ones((24, 2), "float32")
+    data = tfdist.data.global_batches((x, x[:, :1]), global_batch=4)
+    given = {"first_step": 4, "steps_per_epoch": 6} if first_step else {}
+    progress = Progress(4, file=shown, every_s=1e-9, **given)
+    listed = [tfdist.callbacks.Elastic(start=4), progress]
+    model_of().fit(data, epochs=2, verbose=0, callbacks=listed)
+    lines = [line.split("  ")[1] for line in shown.getvalue().splitlines()]
+    assert lines[0] == "step 6/6" and lines[1].startswith("2 steps in")
+    assert lines[2] == "step 2/6" and lines[-1].startswith("6 steps in")
+
+
 def test_one_rank_has_nothing_exposed_and_does_not_speak_of_it(alone):
     shown = io.StringIO()
     history = fit(Progress(4, file=shown), epochs=2)
@@ -430,8 +445,7 @@ def test_validation_is_shown_while_it_runs(alone, terminal):
         def on_test_batch_end(self, batch, logs=None):
             seen.append(terminal.lines()[-1])
 
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    model = model_of()
     model.fit(
         *(x, x[:, :1]),
         batch_size=4,

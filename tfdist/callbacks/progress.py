@@ -77,7 +77,7 @@ class Progress(RankCallback):
             Keras reports. If Keras does not know it, the number of steps of the first
             epoch is used from the second epoch on.
         first_step: number of steps of the first epoch that an earlier run has taken;
-            needs `steps_per_epoch`.
+            needs `steps_per_epoch`. With `Elastic(start=...)` the number is known.
         every_s: seconds between two lines; default 0.25 on a terminal, otherwise 10.
         file: text stream for the line; default standard output.
 
@@ -133,7 +133,7 @@ class Progress(RankCallback):
 
     def _forget(self) -> None:
         """Resets the measurements of one call of `fit`."""
-        self._step = 0
+        self._step = self._first_batch = 0
         self._in_epoch = False
         self._is_warm = False  # the first step has ended, so the graph is built
         self._watches = False  # True if new records belong to whole steps
@@ -201,6 +201,9 @@ class Progress(RankCallback):
             super().on_train_batch_begin(batch, logs)
         if self._step > 0:
             return
+        self._first_batch = batch
+        if batch > 0:  # an Elastic(start=...) has skipped the steps of an earlier run
+            self._done_before = batch
         now_s = time.monotonic()
         if self._clock.last_step_s is not None:
             self._pauses_s[-1:] = [now_s - self._clock.last_step_s]
@@ -218,7 +221,7 @@ class Progress(RankCallback):
         if self._is_compiled:
             super().on_train_batch_end(batch, logs)
         now_s = time.monotonic()
-        self._count_steps(batch + 1, now_s)
+        self._count_steps(batch + 1 - self._first_batch, now_s)
         if self._display is not None and self._display.is_due(now_s):
             self._metrics = dict(logs or {})
             self._show(self._display, "", now_s)
@@ -263,7 +266,7 @@ class Progress(RankCallback):
     # ---- measuring ----
 
     def _count_steps(self, done: int, now_s: float) -> None:
-        """Records that `done` steps of the epoch, as Keras counts, have ended."""
+        """Records that `done` steps of the epoch have ended in this run."""
         steps = self._steps
         if steps is not None:  # Keras rounds up to whole executions
             done = min(done, max(self._step + 1, steps - self._done_before))
