@@ -98,6 +98,21 @@ def test_parameters_become_flags_of_horovodrun():
     ]
 
 
+def test_older_names_of_parameters_become_the_same_flags(alone, monkeypatch):
+    alone.setenv("TFDIST_OBJECTS", "pickle")
+    commands = []
+    monkeypatch.setattr(runner, "finish", lambda _, command: commands.append(command))
+    old = {"np": 2, "min_np": 1, "max_np": 2, "network_interface": "eth0,eth1"}
+    new = {"num_proc": 2, "min_num_proc": 1, "max_num_proc": 2}
+    for options in (old, new | {"network_interfaces": ["eth0", "eth1"]}, old | new):
+        with pytest.raises(RuntimeError, match="exit code None"):
+            runner.run(print, **options)
+    words = [command[: command.index("--")] for command in commands]
+    flags = ["--num-proc=2", "--min-num-proc=1", "--max-num-proc=2"]
+    assert words[0] == words[1] == [*flags, "--network-interfaces=eth0,eth1"]
+    assert words[2] == words[0]
+
+
 def test_it_has_to_be_asked_for(alone):
     with pytest.raises(RuntimeError, match="set TFDIST_OBJECTS=pickle"):
         runner.run(print, np=2)

@@ -33,6 +33,13 @@ _FLAGS = {
     "mpi_args": "--mpi-args",
     "network_interfaces": "--network-interfaces",
 }
+# Older name of a parameter → its name since Horovod 0.26.
+_OLDER = {
+    "np": "num_proc",
+    "min_np": "min_num_proc",
+    "max_np": "max_num_proc",
+    "network_interface": "network_interfaces",
+}
 _SWITCHES = {
     "disable_cache": "--disable-cache",
     "verbose": "--verbose",
@@ -66,6 +73,9 @@ def run(
     executable: str | None = None,
     host_discovery_script: str | None = None,
     np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    network_interface: str | Sequence[str] | None = None,
 ) -> list[Any]:
     """Starts ranks on this host, calls a function on each, and returns the results.
 
@@ -99,6 +109,9 @@ def run(
         executable: Python interpreter for the ranks; default: this interpreter.
         host_discovery_script: refused, because the number of results would change.
         np: an older name of `num_proc`.
+        min_np: an older name of `min_num_proc`.
+        max_np: an older name of `max_num_proc`.
+        network_interface: an older name of `network_interfaces`.
 
     Returns:
         A list of the function's results, in rank order. With `min_num_proc`, these are
@@ -133,7 +146,10 @@ def run(
         )
     _check_hosts(hosts, hostfile)
     check_picklable(func, "horovod.run", f"{_INSTEAD}.")
-    given["num_proc"] = np or num_proc or 1
+    for older, name in _OLDER.items():
+        if older in given:
+            given.setdefault(name, given[older])
+    given.setdefault("num_proc", 1)
     with FunctionCall(func, args, kwargs or {}) as call:
         python = executable or sys.executable
         command = [python, "-m", __name__, str(call.folder)]
