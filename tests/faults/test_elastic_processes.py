@@ -111,7 +111,7 @@ def test_children_of_a_lost_rank_end_while_the_job_goes_on(tmp_path, marker, how
     )
     options = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
     process = start(tmp_path, *options, *shell(script), M=marker)
-    ready(tmp_path, 0, 2)
+    ready(tmp_path, 0, 1)
     child = int((tmp_path / "child").read_text())
     until(lambda: not psutil.pid_exists(child), 5)
     assert process.poll() is None
@@ -142,7 +142,7 @@ def test_the_program_of_a_shell_that_sigterm_has_ended_may_still_save(
         "echo $$ >shell-$TFDIST_MEMBER; python program.py; true"
     )
     process = start(tmp_path, "-np", "2", *options, *shell(script))
-    ready(tmp_path, 0, 2)
+    ready(tmp_path, 0, 1)
     shells = [int((tmp_path / f"shell-{m}").read_text()) for m in (0, 1)]
     groups = [psutil.Process(pid) for pid in shells]
     programs = [child for one in groups for child in one.children()]
@@ -170,7 +170,7 @@ def test_the_program_of_a_shell_that_was_killed_alone_gets_the_signal_of_the_job
     script = "echo $$ >shell-$TFDIST_MEMBER; python program.py; true"
     options = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
     process = start(tmp_path, *options, *shell(script))
-    ready(tmp_path, 0, 2)
+    ready(tmp_path, 0, 1)
     psutil.Process(int((tmp_path / "shell-1").read_text())).terminate()
     time.sleep(0.5)
     before = time.monotonic()
@@ -196,7 +196,7 @@ renewal.ask_for_place(
 """
     options = ("-np", "2", "--min-np", "1", "--signal-grace-s", "10")
     process = start(tmp_path, *options, *python(code))
-    ready(tmp_path, 0, 2)
+    ready(tmp_path, 0, 1)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     (tmp_path / "ask").touch()
