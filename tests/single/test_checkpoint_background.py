@@ -223,10 +223,18 @@ def test_a_disk_that_does_not_answer_does_not_hold_the_end_of_fit(tmp_path, capl
     assert checkpoints_in(tmp_path) == ["m.keras"]
 
 
-def test_a_file_that_is_replaced_has_its_checksum_at_each_moment(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("saved_by_keras", "moments"),
+    [(False, 1 + 6 + 6), pytest.param(True, 4 + 6 + 6, id="no checksum at first")],
+)
+def test_a_file_that_is_replaced_has_its_checksum_at_each_moment(
+    saved_by_keras, moments, tmp_path, monkeypatch
+):
     """A kill between any two changes of the folder leaves a loadable file."""
     path = tmp_path / "latest.keras"
     model = checkpoint_program.build()
+    if saved_by_keras:
+        model.save(path)
     replace, found = os.replace, []
 
     def observed(source, target):
@@ -242,7 +250,8 @@ def test_a_file_that_is_replaced_has_its_checksum_at_each_moment(tmp_path, monke
     for step in (1, 2, 3):
         checkpoint_program.set_step(model, step)
         checkpoint.save_now({}, None)
-    assert found == [path] * 13  # 1 in the first save, and 6 in each other one
+    assert found == [path] * moments
+    assert (tmp_path / "latest.keras.sha256").exists()
 
 
 @pytest.fixture

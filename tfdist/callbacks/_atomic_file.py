@@ -54,6 +54,7 @@ def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
 
     Even after a crash, NAME.sha256 contains the checksum of the file NAME: while NAME
     is being replaced, NAME.sha256 lists the checksums of the old and the new content.
+    If NAME exists without NAME.sha256, the checksum is written after NAME is replaced.
 
     Args:
         path: path of the file, or of a link to it; its folder is created if needed.
@@ -70,7 +71,8 @@ def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
         write(partial)
         line = checksum_line(sha256_of(partial), listed)
         before = _text_of(listed) if path.exists() else ""
-        _write_text(listed, before + line)
+        if listed.exists() or not path.exists():  # else the old content is not listed
+            _write_text(listed, before + line)
 
     try:
         atomic_write(path, write_and_list)
@@ -78,8 +80,9 @@ def write_with_checksum(path: Path, write: Callable[[Path], None]) -> None:
         if not path.exists():
             listed.unlink(missing_ok=True)
         raise
-    if before:
-        with contextlib.suppress(OSError):  # a line for the old content does no harm
+    if before or not listed.exists():
+        # A line for the old content does no harm; neither does a missing checksum.
+        with contextlib.suppress(OSError):
             _write_text(listed, line)
 
 
