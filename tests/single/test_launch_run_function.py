@@ -4,13 +4,14 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import until
 
-from tfdist.launch import run_function
+from tfdist.launch import function_files, run_function
 
 
 @pytest.fixture
@@ -36,16 +37,16 @@ def test_a_progress_bar_stays_one_line(launcher, capsys):
 
 
 @deadline(30)
-def test_an_interrupt_ends_a_launcher_whose_ranks_do_not_end(
+def test_a_second_interrupt_ends_a_launcher_whose_ranks_still_save(
     launcher, tmp_path, monkeypatch
 ):
     """The second signal ends the job at once, as that of tfdistrun."""
-    monkeypatch.setattr(run_function, "_END_S", 0.5)
     module = launcher(
         "import os, pathlib, signal, time\n"
         "def first(*_):\n"
         "    signal.signal(signal.SIGTERM, second)\n"
         "    os.write(1, b'x' * 100_000)\n"
+        "    pathlib.Path('first').touch()\n"
         "def second(*_):\n"
         "    pathlib.Path('second').touch()\n"
         "    os._exit(1)\n"
@@ -54,17 +55,31 @@ def test_an_interrupt_ends_a_launcher_whose_ranks_do_not_end(
         "time.sleep(60)\n"
     )
     monkeypatch.chdir(tmp_path)
+    seen = []
 
     def interrupt():
-        until((tmp_path / "ready").exists, 20)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        for name in ("ready", "first"):
+            until((tmp_path / name).exists, 20)
+            time.sleep(0.5)
+            seen.append((tmp_path / "second").exists())
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run_function.finish(module, [], is_echoed=True)
     thread.join()
-    assert (tmp_path / "second").exists()
+    assert (tmp_path / "second").exists() and seen == [False, False]
+
+
+@pytest.mark.parametrize("code", [3, 143])
+def test_a_rank_that_leaves_the_job_has_not_failed(tmp_path, code):
+    call = run_function.FunctionCall(sys.exit, (code,), {})
+    with call:
+        with pytest.raises(SystemExit):
+            function_files.call(call.folder, lambda: (1, 2))
+        reason = run_function._reason(call.folder, 137)
+    assert "exit code 137" in reason if code == 143 else "SystemExit: 3" in reason
 
 
 def test_the_ranks_get_all_folders_except_those_of_python(monkeypatch):

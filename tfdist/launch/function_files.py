@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.core import pickling
+from tfdist.core import pickling, term_signal
 
 KEY, CALL = "key", "call"
 MAX_BYTES = 1 << 30
@@ -78,7 +78,8 @@ def call(folder: Path, find_place: Callable[[], tuple[int, int]]) -> None:
             when the function has ended, because they change in an elastic job.
 
     Raises:
-        BaseException: the function has raised it.
+        BaseException: the function has raised it. `SystemExit` with code 143 is not
+            written: the rank leaves an elastic job, or has saved after SIGTERM.
     """
     key = (folder / KEY).read_bytes()
     function, args, kwargs = pickling.unseal((folder / CALL).read_bytes(), CALL, key)
@@ -88,6 +89,8 @@ def call(folder: Path, find_place: Callable[[], tuple[int, int]]) -> None:
         name = f"result.{rank}"
         sealed = seal((size, result), name, key)
     except BaseException as error:
+        if isinstance(error, SystemExit) and error.code == term_signal.EXIT_CODE:
+            raise
         inside = error.__traceback__.tb_next if error.__traceback__ else None
         lines = traceback.format_exception(type(error), error, inside)
         text = "".join(lines).encode("utf-8", "replace")

@@ -22,8 +22,6 @@ from typing import Any, cast
 from tfdist.core import pickling
 from tfdist.launch import function_files
 
-_END_S = 30.0
-
 
 def run(
     function: Callable[..., Any],
@@ -181,19 +179,16 @@ def _echo(stream: io.BufferedReader) -> None:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher, which terminates its ranks before it exits.
+    """Ends a launcher, which first lets its ranks save (`--signal-grace-s`).
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed once more; the ranks have no more time.
     """
     job.terminate()
     try:
-        job.communicate(timeout=_END_S)  # it may print much while its ranks end
-    except subprocess.TimeoutExpired:
-        job.terminate()  # the second signal ends the job at once
-        job.communicate()
+        job.communicate()  # it may print much while its ranks end
     except BaseException:
-        job.terminate()
+        job.terminate()  # the second signal ends the job at once
         job.communicate()
         raise
 
