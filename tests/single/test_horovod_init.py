@@ -31,6 +31,15 @@ def test_they_are_translated_before_the_ranks_connect():
     assert native.value("TFDIST_STALL_WARNING_S") == 78
 
 
+def test_a_variable_that_is_deleted_has_no_effect_in_a_later_world():
+    os.environ[NAMES[0]] = "77"
+    hvd.init()
+    hvd.shutdown()
+    del os.environ[NAMES[0]]
+    hvd.init()
+    assert "TFDIST_STALL_WARNING_S" not in os.environ
+
+
 def test_a_value_that_means_nothing_is_an_error():
     os.environ[NAMES[0]] = "soon"
     with pytest.raises(ValueError, match="HOROVOD_STALL_CHECK_TIME_SECONDS='soon'"):

@@ -110,6 +110,45 @@ def test_a_rank_is_told_what_is_new_and_nothing_twice():
     assert later.notes == []
 
 
+def after(found, environ):
+    """The environment after an update."""
+    kept = {k: v for k, v in environ.items() if k not in found.removed}
+    return kept | found.settings | {STATE: found.state}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changed"),
+    [
+        ("TORUS_ALLREDUCE", "1", "0"),
+        ("STALL_CHECK_DISABLE", "1", None),
+        ("TIMELINE", "t", "DYNAMIC"),
+    ],
+)
+def test_a_variable_that_the_program_turns_off_has_no_effect(name, value, changed):
+    environ = {f"HOROVOD_{name}": value}
+    environ = after(update(environ), environ)
+    (becomes,) = [k for k in environ if k.startswith("TFDIST_")]
+    del environ[f"HOROVOD_{name}"]
+    if changed:
+        environ[f"HOROVOD_{name}"] = changed
+    off = update(environ)
+    assert (off.settings, off.removed, off.notes) == ({}, [becomes], [])
+    again = update(after(off, environ))
+    assert (again.settings, again.removed) == ({}, [])
+    # The program has set the variable of tfdist itself.
+    assert update(environ | {becomes: "own"}).removed == []
+
+
+def test_a_changed_variable_is_translated_together_with_those_of_the_launcher():
+    environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_TORUS_ALLREDUCE": "1"}
+    environ = after(update(environ), environ)
+    assert update(environ | {"HOROVOD_STALL_CHECK_TIME_SECONDS": "9"}).settings == {}
+    with pytest.raises(VariableError, match="name different algorithms"):
+        update(environ | {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"})
+    own = update(environ | {"TFDIST_STALL_WARNING_S": "5"})
+    assert (own.settings, own.removed) == ({}, [])
+
+
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(variables.TABLE)), st.floats(0, 1e7) | st.integers(0, 99))
 def test_whatever_comes_out_is_a_variable_of_tfdist_with_a_value_it_takes(name, value):

@@ -12,10 +12,10 @@ _logger = logging.getLogger("tfdist")
 
 
 def adopt_variables() -> None:
-    """Translates Horovod variables that have been set since the last call.
+    """Translates Horovod variables that have changed since the last call.
 
     `tfdistrun --horovod` has translated the variables set at startup. `hvd.init()`
-    calls this function because a program may set more variables itself. Rank 0 logs the
+    calls this function because a program may change variables itself. Rank 0 logs the
     variables that tfdist does not use.
 
     Raises:
@@ -26,9 +26,11 @@ def adopt_variables() -> None:
         >>> adopt_variables()
     """
     found = variables.update(os.environ)
-    if not (found.settings or found.notes):
+    if not (found.settings or found.removed or found.notes):
         return
     os.environ.update(found.settings)
+    for name in found.removed:
+        del os.environ[name]
     os.environ[variables.STATE] = found.state
     if detect(os.environ).rank == 0:
         for note in found.notes:

@@ -284,19 +284,28 @@ def _set(
 
 @dataclass(frozen=True)
 class Update:
-    """New settings and notes since the last `update`, and the new value of STATE."""
+    """Changes since the last `update`.
+
+    Attributes:
+        settings: tfdist variables to set.
+        removed: tfdist variables that an earlier update has set, and that are to be
+            removed.
+        notes: notes for the user about Horovod variables that are new or have changed.
+        state: new value of STATE.
+    """
 
     settings: dict[str, str]
+    removed: list[str]
     notes: list[str]
     state: str
 
 
 def update(environ: Mapping[str, str]) -> Update:
-    """Translates variables that have changed since `environ[STATE]` was created.
+    """Translates the Horovod variables in `environ`, and compares with the last update.
 
-    The launcher calls this first. Each rank calls it again, since a program may set
-    variables itself. A tfdist variable that the user has set takes precedence over the
-    Horovod variable.
+    The launcher calls this first. Each rank calls it again, since a program may set or
+    delete variables itself. `environ[STATE]` contains the last update. A tfdist
+    variable that the user has set takes precedence over the Horovod variable.
 
     Raises:
         VariableError: as in `translate`.
@@ -310,14 +319,16 @@ def update(environ: Mapping[str, str]) -> Update:
         >>> variables.update(again).notes
         []
     """
-    before = json.loads(environ.get(STATE) or '{"seen": {}, "set": []}')
+    before = json.loads(environ.get(STATE) or '{"seen": {}, "set": {}}')
     now = {k: v for k, v in environ.items() if k.startswith(PREFIX)}
     changed = {k: v for k, v in now.items() if before["seen"].get(k) != v}
-    found = translate(changed)
-    own = set(before["set"])
-    settings = {k: v for k, v in found.settings.items() if k not in environ or k in own}
-    state = {"seen": now, "set": sorted(own | settings.keys())}
-    return Update(settings, found.notes, json.dumps(state))
+    own = {k: v for k, v in before["set"].items() if environ.get(k) == v}
+    found = translate(now).settings
+    found = {k: v for k, v in found.items() if k not in environ or k in own}
+    settings = {k: v for k, v in found.items() if environ.get(k) != v}
+    removed = sorted(own.keys() - found.keys())
+    state = json.dumps({"seen": now, "set": own | found})
+    return Update(settings, removed, translate(changed).notes, state)
 
 
 def of_rank(
