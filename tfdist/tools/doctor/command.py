@@ -29,7 +29,8 @@ _EXAMPLES = """examples:
   srun --mpi=pmi2 -N 16 tfdist doctor --failing-hosts bad.txt
                                                         then: srun -x ./bad.txt ...
 
-The exit code is 0 without errors (there may be warnings), and otherwise 1."""
+The exit code is 0 without errors (there may be warnings), 1 with an error, and 2 for
+invalid options."""
 
 
 def parser() -> argparse.ArgumentParser:
