@@ -3,7 +3,7 @@
 pip calls this; the rest of the package's description is in pyproject.toml. CMake
 compiles the core of `tfdist_ops/`, and `op_compiler` its operations for the TensorFlow
 of the running interpreter, or of each interpreter that is named in
-`TFDIST_BUILD_PYTHONS`, separated by colons. All libraries go into `tfdist/_native/`: in
+`BUILD_PYTHONS`, separated by colons. All libraries go into `tfdist/_native/`: in
 the source tree for an editable install, in the wheel otherwise. What was compiled stays
 in `build/`, so that a second build compiles only what changed.
 """
@@ -53,7 +53,7 @@ def load_op_compiler() -> ModuleType:
 
 def find_tensorflows() -> list[dict]:
     """The TensorFlow of each interpreter for which the operations are compiled."""
-    named = os.environ.get("TFDIST_BUILD_PYTHONS", "")
+    named = os.environ.get("BUILD_PYTHONS", "")
     pythons = [python for python in named.split(":") if python]
     return [ask_tensorflow(python) for python in pythons] or [find_tensorflow()]
 

@@ -126,7 +126,7 @@ def make_wheel(sdist: Path, folder: Path, pythons: list[Path]) -> Path:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TFDIST_BUILD_PYTHONS": ":".join(map(str, pythons)),
+        "BUILD_PYTHONS": ":".join(map(str, pythons)),
         # The bytes depend neither on the folder nor on the time.
         "CXXFLAGS": f"-ffile-prefix-map={source}=. -frandom-seed=tfdist",
         "SOURCE_DATE_EPOCH": str(source_date()),

@@ -151,9 +151,15 @@ def test_the_operations_are_built_for_each_named_interpreter(
         )
         python.chmod(0o755)
     named = f"{tmp_path / '2.18.1'}:{tmp_path / '2.21.0'}"
-    monkeypatch.setenv("TFDIST_BUILD_PYTHONS", named)
+    monkeypatch.setenv("BUILD_PYTHONS", named)
     found = script["find_tensorflows"]()
     assert [one["version"] for one in found] == ["2.18.1", "2.21.0"]
+
+
+def test_a_variable_of_the_build_may_stay_set_when_ranks_start():
+    """`tfdist.init()` refuses variables that begin with TFDIST_ and are no settings."""
+    names = re.findall(r'environ(?:\.get\(|\[)"(\w+)"', SETUP.read_text())
+    assert names and not [name for name in names if name.startswith("TFDIST_")]
 
 
 def test_libraries_for_another_tensorflow_do_not_stay(script, tmp_path):
