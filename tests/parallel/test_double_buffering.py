@@ -435,6 +435,36 @@ def test_all_ranks_begin_anew_after_a_load(tmp_path):
             assert one.tobytes() == other.tobytes()
 
 
+def loaded_on_one_rank(folder):
+    """Rank 0 loads an earlier state in a custom loop, and sends it to the others."""
+    model, optimizer = build("sgd")
+    optimizer = tfdist.DistributedOptimizer(optimizer, double_buffering=True)
+    model.compile(optimizer, "mse", jit_compile=False)
+    variables = model.trainable_variables
+    path = f"{folder}/model.keras"
+
+    def step():
+        grads = [tf.fill(v.shape, 1.0 + tfdist.rank()) for v in variables]
+        optimizer.apply(grads, variables)
+
+    for _ in range(3):
+        step()
+    if tfdist.rank() == 0:
+        model.save(path)
+        model.load_weights(path)
+    tfdist.broadcast_variables(model.weights + optimizer.variables)
+    step()
+    return int(optimizer.iterations), [v.numpy() for v in variables]
+
+
+def test_a_load_on_one_rank_and_a_broadcast_leave_the_ranks_equal(tmp_path):
+    ranks = run_ranks(loaded_on_one_rank, 2, str(tmp_path), timeout_s=100)
+    for count, weights in ranks:
+        assert count == 2  # the first step after the broadcast makes no update
+        for one, other in zip(weights, ranks[0][1], strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
 def mixed_weights():
     w = tf.Variable([1.0], name="w")
     for count in (None, tfdist.rank() + 1):

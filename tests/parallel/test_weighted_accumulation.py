@@ -194,3 +194,27 @@ def continued():
 
 def test_batches_whose_weights_are_not_known_are_left_out():
     assert run_ranks(continued, 2) == [[-3.5, -3.5]] * 2
+
+
+def joined(counts):
+    """Epochs with other numbers of batches on each rank, and a broadcast after each."""
+    v = keras.Variable(0.0, name="v")
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    )
+    optimizer.build([v])
+    found = []
+    for epoch in counts:
+        for _ in range(epoch[tfdist.rank()]):
+            optimizer.apply([tf.constant(1.0)], [v], weight=1)
+        latest = tfdist.join()
+        tfdist.broadcast_variables([v, *optimizer.variables], latest)
+        found.append(float(v))
+    return found
+
+
+def test_after_a_join_no_rank_counts_batches_that_it_has_lost():
+    # Rank 1 ends within the second update, and rank 0 completes it.
+    assert run_ranks(joined, 2, [[6, 4], [3, 3]]) == [[-2.0, -3.0]] * 2
+    # Both end within the second update, which then uses only its last batch.
+    assert run_ranks(joined, 2, [[5, 4], [1, 1]]) == [[-1.0, -2.0]] * 2

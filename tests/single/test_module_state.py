@@ -37,6 +37,7 @@ STATE = {
     "training/jit_compile.py": {"_ACTIVE"},
     # Functions that other modules add.
     "collectives/_join.py": {"after_join"},
+    "collectives/variables.py": {"after_broadcast"},
     # Objects of TensorFlow and Keras, by weak reference.
     "callbacks/_base.py": {"_first_step_names"},
     "callbacks/_callback_states.py": {"_named"},
@@ -50,6 +51,7 @@ STATE = {
     "collectives/tf_ops/op_names.py": {"_name_counts", "_labels"},
     "data/_dataset_checks.py": {"_part_counts"},
     "data/_global_batches.py": {"_sources"},
+    "gradients/accumulation.py": {"_weighted"},
     "gradients/double_buffer.py": {"_buffers"},
     "gradients/noise_scale.py": {"_measured"},
     "gradients/provenance.py": {"_of_eager_tensors", "_of_graphs"},

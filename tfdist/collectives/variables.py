@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,9 @@ from tfdist import collectives
 from tfdist.collectives import signature
 from tfdist.collectives.per_rank_variables import note_broadcast
 from tfdist.core.process_sets import ProcessSet, check_root
+
+# Functions that every rank calls with the variables that it has broadcast or received.
+after_broadcast: list[Callable[[Sequence[Any]], None]] = []
 
 
 @tf.autograph.experimental.do_not_convert
@@ -64,6 +67,8 @@ def broadcast_variables(
     for variable, value in zip(items, received, strict=True):
         variable.assign(value)
     note_broadcast(items)
+    for notify in after_broadcast:
+        notify(items)
 
 
 def _check_variable(variable: Any) -> None:

@@ -15,16 +15,22 @@ References:
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tfdist.collectives.local_variables import identity
+from tfdist.collectives.variables import after_broadcast
 from tfdist.gradients.sample_weights import exact, weighted
 
 _logger = logging.getLogger("tfdist")
 # Attributes of an optimizer that accumulates: W, and the weight of the current
 # micro-batch (None: unweighted). They are hidden from Keras, which would save them.
 _TOTAL, _OWN = "_tfdist_total_weight", "_tfdist_own_weight"
+_weighted: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have a W
 
 
 def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
@@ -57,6 +63,7 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
         with tf.init_scope():
             attributes[_TOTAL] = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             _drop(optimizer)
+        _weighted.add(optimizer)
     own = exact(weight)
     valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
     own = tf.where(valid, own, tf.constant(float("nan"), tf.float64))
@@ -117,13 +124,30 @@ def loaded(optimizer: Any) -> None:
 def _drop(optimizer: Any) -> None:
     """Discards accumulated micro-batches whose weights are unknown."""
     waiting = int(optimizer._iterations) % optimizer.gradient_accumulation_steps
-    if waiting:
-        for accumulator in optimizer._accumulated_gradients:
-            if accumulator is not None:
-                accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
+    filled = [v for v in _accumulators(optimizer) if keras.ops.any(v)]
+    if waiting and filled:
+        for accumulator in filled:
+            accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
         _logger.warning(
             "Optimizer %s has accumulated %d batches whose weights are unknown. Their "
             "gradients are excluded from the next update.",
             optimizer.name,
             waiting,
         )
+
+
+def _accumulators(optimizer: Any) -> list[Any]:
+    return [v for v in optimizer._accumulated_gradients if v is not None]
+
+
+def _follow_broadcast(variables: Sequence[Any]) -> None:
+    """Resets W if accumulators were broadcast, because W is not broadcast."""
+    if not tf.executing_eagerly():
+        return
+    changed = set(map(identity, variables))
+    for optimizer in list(_weighted):
+        if not changed.isdisjoint(map(identity, _accumulators(optimizer))):
+            loaded(optimizer)
+
+
+after_broadcast.append(_follow_broadcast)

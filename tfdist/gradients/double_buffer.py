@@ -28,6 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives.per_rank_variables import tf_variable
+from tfdist.collectives.variables import after_broadcast
 from tfdist.core import runtime
 from tfdist.gradients.options import ReduceOptions
 
@@ -195,3 +196,8 @@ def clear_buffers(variables: Iterable[Any]) -> None:
     for entry in list(_buffers.values()):
         if not wanted.isdisjoint(id(ref()) for ref in entry.owners):
             entry.buffer.clear()
+
+
+# A load on one rank clears only its own buffers, but all ranks have to update in the
+# same steps.
+after_broadcast.append(clear_buffers)
