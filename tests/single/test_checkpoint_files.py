@@ -7,12 +7,13 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 from helpers import recipe
 from helpers.checkpoints import checkpoints_in
 
 import tfdist
-from tfdist.callbacks import Checkpoint
+from tfdist.callbacks import BroadcastInitialState, Checkpoint
 from tfdist.callbacks._atomic_file import atomic_write
 from tfdist.collectives import all_ranks
 from tfdist.layers.seed_generators import states_of_generators
@@ -155,3 +156,41 @@ def test_checkpoints_within_an_epoch_do_not_replace_those_of_epochs(tmp_path):
             count.on_train_end()  # waits for the file
     kept = checkpoints_in(tmp_path / "checkpoints")
     assert kept == [f"step-{step:08d}.keras" for step in (8, 10, 12)]
+
+
+class TwoOptimizers(keras.Model):
+    """A model that is trained by optimizers in attributes, as a GAN is."""
+
+    def __init__(self, compiled):
+        super().__init__()
+        self.compiled_with = compiled
+        self.layer = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        self.compile(*compiled, jit_compile=False)
+        for name in ("first", "second"):
+            optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            optimizer.build(self.trainable_variables)
+            setattr(self, name, optimizer)
+
+    def get_config(self):
+        return {"compiled": self.compiled_with}
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        for optimizer in (self.first, self.second, self.second):
+            ones = [tf.ones_like(v) for v in self.trainable_variables]
+            optimizer.apply(ones, self.trainable_variables)
+        return {"loss": tf.zeros(())}
+
+
+@pytest.mark.parametrize("compiled", [[None], []], ids=["none", "unused default"])
+def test_steps_are_the_updates_of_the_first_optimizer_in_use(compiled, tmp_path):
+    x = np.ones((6, 4))
+    callbacks = [
+        BroadcastInitialState(),
+        Checkpoint(tmp_path / "{step}.keras", save_freq=1),
+    ]
+    TwoOptimizers(compiled).fit(x, batch_size=2, verbose=0, callbacks=callbacks)
+    assert checkpoints_in(tmp_path) == ["1.keras", "2.keras", "3.keras"]
+    assert tfdist.restore(TwoOptimizers(compiled), tmp_path) == 3

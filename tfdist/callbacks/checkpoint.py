@@ -29,6 +29,7 @@ from tfdist.core import runtime
 from tfdist.core.weights_state import check_not_torn, using_snapshot
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
+from tfdist.training.model_optimizers import updates_of
 
 _logger = logging.getLogger("tfdist")
 _PLACE = "the save of tfdist.callbacks.Checkpoint"
@@ -70,10 +71,10 @@ class Checkpoint(RankCallback):
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
             `save_weights_only`; may contain `{epoch}`, `{batch}`, `{step}` (number of
-            updates so far, including those before training was resumed) and names in
-            the logs, e.g. "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal`
-            writes "none" for names that have no value yet. Remote file systems
-            ("gs://...") are not supported.
+            updates so far, as `tfdist.restore` returns it) and names in the logs, e.g.
+            "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal` writes "none" for
+            names that have no value yet. Remote file systems ("gs://...") are not
+            supported.
         monitor: name in the logs that decides which model is best; default "val_loss".
             Put `MetricAverage` before this callback; otherwise the value is that of
             rank 0 alone.
@@ -369,10 +370,8 @@ class Checkpoint(RankCallback):
     def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
         names = copy.copy(logs)
         names.setdefault("epoch", self._epoch + 1)
-        if getattr(self.model, "optimizer", None) is not None:
-            names["step"] = int(
-                keras.ops.convert_to_numpy(self.model.optimizer.iterations)
-            )
+        if (updates := updates_of(self.model)) is not None:
+            names["step"] = updates
         if batch is not None:
             names["batch"] = batch + 1
         try:

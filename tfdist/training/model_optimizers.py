@@ -29,6 +29,20 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list(by_id.values())
 
 
+def updates_of(model: keras.Model) -> int | None:
+    """Returns the number of updates of the first optimizer that trains a model.
+
+    The default optimizer of `compile`, which a custom `train_step` may not use, counts
+    only if it has been used, or if the model has no other optimizer.
+
+    Returns:
+        The number; None if the model has no optimizer.
+    """
+    optimizers = optimizers_of(model)
+    used = [one for one in optimizers if not _is_default(one)] or optimizers
+    return int(keras.ops.convert_to_numpy(used[0].iterations)) if used else None
+
+
 def parts_of(optimizer: Any) -> list[Any]:
     """Returns the optimizers inside a `LossScaleOptimizer` or a `MultiOptimizer`."""
     inner = getattr(optimizer, "inner_optimizer", None)

@@ -27,6 +27,7 @@ from tfdist.training.model_optimizers import (
     members_of_attribute,
     optimizers_of,
     parts_of,
+    updates_of,
 )
 from tfdist.training.preprocessing_layers import check_alike, follow_variables
 
@@ -71,9 +72,10 @@ def restore(
 
     Returns:
         Number of updates that the optimizer has done, i.e. its `iterations`. If
-        `model.optimizer` is None, the `iterations` of the first optimizer in another
-        attribute. In a process that has not yet joined an elastic job, nothing is read,
-        and the result is 0: the process gets the state from the other ranks.
+        `model.optimizer` is None, or the default of `compile` and unused, those of the
+        first optimizer in another attribute. In a process that has not yet joined an
+        elastic job, nothing is read, and the result is 0: the process gets the state
+        from the other ranks.
 
     Raises:
         FileNotFoundError: there is no such file, and `missing_ok` is False.
@@ -138,7 +140,7 @@ def restore(
         for one in optimizers:
             accumulation.loaded(getattr(one, "inner_optimizer", one))
     clear_buffers(model.trainable_variables)
-    return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
+    return updates_of(model) or 0
 
 
 def _choose(path: str | os.PathLike[str], missing_ok: bool) -> str:
