@@ -10,6 +10,7 @@ from tfdist.core import native, runtime
 from tfdist.core.generations import Generations
 from tfdist.core.weights_state import check_not_torn
 from tfdist.elastic import sharing
+from tfdist.elastic import state as elastic_state
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.snapshot import Snapshot, variables_of
 
@@ -205,6 +206,30 @@ def test_the_weights_may_be_saved_if_the_job_cannot_go_on(monkeypatch):
     tfdist.init()
     with pytest.raises(RuntimeError, match="torn"):  # in a later world
         check_not_torn()
+
+
+def test_the_weights_may_be_saved_between_steps_when_a_rank_is_lost(monkeypatch):
+    tfdist.shutdown()
+    tfdist.init()
+    monkeypatch.setenv("TFDIST_MEMBER", "0")
+    monkeypatch.setattr(Generations, "begin", lambda self: None)
+    monkeypatch.setattr(elastic_state, "check_supported", lambda: None)
+    monkeypatch.setattr(elastic_state, "_program", elastic_state._Program())
+    lost = native.CoreError(native.ABORTED, "rank 1 was lost", {"kind": "rank_failed"})
+
+    def check_after_a_loss():
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "failure", lambda: lost)
+            check_not_torn()
+
+    state = tfdist.elastic.State(tf.Variable(0))
+    for _ in state.steps(2):
+        with pytest.raises(RuntimeError, match="torn"):
+            check_after_a_loss()
+        assert state.commit()
+        check_after_a_loss()
+    with pytest.raises(RuntimeError, match="torn"):  # by steps after the loop
+        check_after_a_loss()
 
 
 def test_the_rows_of_a_batch_are_the_programs_own():

@@ -30,6 +30,7 @@ from tfdist.collectives.tf_ops.op_names import eager_calls
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
 from tfdist.core.rendezvous import renewal
+from tfdist.core.weights_state import note_between_steps
 from tfdist.data._global_batches import Source
 from tfdist.elastic.sharing import Newest, check_supported, enter_next, is_loss
 from tfdist.training.train_steps import remake_train_function
@@ -115,6 +116,7 @@ class ElasticFit(keras.callbacks.Callback):
                 self._join()
             else:
                 self._generations.begin()
+                note_between_steps()
         repeats = self._generations.is_elastic
         skips = self._state.start > 0 or self._source.steps_vary
         self._methods = ReplacedMethods(
@@ -238,8 +240,10 @@ class ElasticFit(keras.callbacks.Callback):
         if self._is_left_out:
             collectives.barrier(name="elastic.epoch")
         else:
+            note_between_steps(False)
             logs = self._function(self._batches(place, iterator))
             self._step_logs = state.metrics.take_from(logs, runtime.generation())
+            note_between_steps()
         state.position = after
 
     def _position_after(self) -> FitPosition:
@@ -464,6 +468,7 @@ class ElasticFit(keras.callbacks.Callback):
             f"{self.params.get('epochs')} epochs",
         ]
         enter_next(self._generations, self._state.completed, lines, self._share)
+        note_between_steps()
         self._needs_iterator = True
         self._announce_steps(self._place)
 

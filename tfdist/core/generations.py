@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tfdist.core import native, runtime, term_signal, world
+from tfdist.core import native, runtime, term_signal, weights_state, world
 from tfdist.core.rendezvous import renewal
 from tfdist.core.rendezvous.errors import rank_failed
 from tfdist.core.term_signal import TermSignal
@@ -102,6 +102,8 @@ class Generations:
         self._is_done = True
         native.hide_failures(False)
         self._term.close()
+        if native.failure() is None:  # later steps are not of this training
+            weights_state.note_between_steps(False)
 
     def raise_late_signal(self) -> None:
         """Lets a SIGTERM that came too late for a handover have its usual effect.

@@ -38,7 +38,7 @@ class State:
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
-    was_restored: bool = False  # weights restored after a failure in this generation
+    is_between_steps: bool = False  # of an elastic training: the weights are whole
     rehearses: bool = False  # a newcomer that has not joined its elastic job yet
     generation: int = 0
     shutdowns: int = 0  # how often this process has left a job

@@ -13,9 +13,15 @@ _logger = logging.getLogger("tfdist")
 _uses_snapshot = contextvars.ContextVar("tfdist_uses_snapshot", default=False)
 
 
-def note_restored() -> None:
-    """Records that the weights are those of a commit, although a rank has failed."""
-    runtime.state.was_restored = True
+def note_between_steps(is_between: bool = True) -> None:
+    """Records whether the weights are those of a completed step of elastic training.
+
+    They then are not torn, even if a rank is lost.
+
+    Args:
+        is_between: False if a step has begun, or if the training has ended.
+    """
+    runtime.state.is_between_steps = is_between
 
 
 @contextlib.contextmanager
@@ -40,7 +46,7 @@ def check_not_torn() -> None:
     if _uses_snapshot.get():
         return
     failure = native.failure()
-    if failure is None or runtime.state.was_restored:
+    if failure is None or runtime.state.is_between_steps:
         return
     committed = failure.payload.get("committed_step")
     if committed is not None:

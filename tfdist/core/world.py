@@ -189,7 +189,7 @@ def _connect(timeout_s: float | None) -> None:
         failed_rank.begin(topology.rank)
         runtime.state.pid = os.getpid()
         runtime.state.process_sets = []
-        runtime.state.reduces_gradients = runtime.state.was_restored = False
+        runtime.state.reduces_gradients = runtime.state.is_between_steps = False
         if topology.size > 1:
             runtime.state.resources["deadlock watcher"] = DeadlockWatcher(
                 rows["TFDIST_TIMEOUT_S"]["value"]

@@ -101,7 +101,7 @@ def enter_next(
     try:
         generations.enter_next(committed, _program_of(lines), share_all)
     except native.CoreError as error:
-        weights_state.note_restored()
+        weights_state.note_between_steps()
         runtime.raise_public(error)
 
 

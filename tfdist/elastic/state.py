@@ -18,6 +18,7 @@ from tfdist.collectives.signature import describe_variable
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
 from tfdist.core.generations import Generations
+from tfdist.core.weights_state import note_between_steps
 from tfdist.elastic.batches import PerRankBatches
 from tfdist.elastic.seeds import SeedsByRank
 from tfdist.elastic.sharing import (
@@ -295,6 +296,7 @@ class State:
             # Another rank may have committed the step before the loss.
             return self._committed > step
         self._snapshot.save()
+        note_between_steps()
         self._note_commit(step)
         if self._generations.ends_after_commit():
             self._enter_next_generation(self._snapshot)
@@ -353,6 +355,7 @@ class State:
             update_out_of_place(self._objects)
             self._snapshot = Snapshot(self._variables)
             self._generations.begin()
+            note_between_steps()
         if self._stragglers is not None:
             self._stragglers.on_loop_begin()
 
@@ -380,6 +383,7 @@ class State:
             while self._has_next():
                 self._running = self._next
                 self._next += 1
+                note_between_steps(False)
                 yield self._running
                 if self._snapshot is not None and self._generations.has_ended():
                     self._enter_next_generation(self._snapshot)
@@ -409,6 +413,7 @@ class State:
             [*lines, work],
             lambda newest: self._share(snapshot, newest),
         )
+        note_between_steps()
         self._running, self._next = None, self.committed
         if self._generations.is_last:
             if self._on_preemption is not None:
