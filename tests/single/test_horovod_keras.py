@@ -141,6 +141,35 @@ def test_an_hdf5_file_without_the_rate_as_of_keras_2_is_loaded(tmp_path):
     assert int(optimizer.iterations) == 3 and float(optimizer.learning_rate) == 0.5
 
 
+@pytest.mark.parametrize("units", [2, 3])
+def test_slots_of_a_legacy_optimizer_of_keras_2_are_loaded(tmp_path, units):
+    path = str(tmp_path / "model.h5")
+    layers = [keras.layers.Dense(u, use_bias=False) for u in (units, 2)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile(keras.optimizers.Adam(0.5), "mean_squared_error")
+    model.optimizer.build(model.trainable_variables)
+    model.save(path)
+    values, expected = {"Adam/iter:0": np.int64(7)}, {}
+    # As Keras 2 saves them: all first moments, then all second moments.
+    for slot, name in (("m", "momentum"), ("v", "velocity")):
+        for layer in layers:
+            value = np.full(layer.kernel.shape, len(values), "float32")
+            values[f"Adam/{layer.name}/kernel/{slot}:0"] = value
+            expected[f"adam/{layer.kernel.path.replace('/', '_')}_{name}"] = value
+    with h5py.File(path, "a") as file:
+        del file["optimizer_weights"]
+        group = file.create_group("optimizer_weights")
+        group.attrs["weight_names"] = [name.encode() for name in values]
+        for name, value in values.items():
+            group[name] = value
+    optimizer = hvd.load_model(path, legacy_opts=True).optimizer
+    assert int(optimizer.iterations) == 7 and float(optimizer.learning_rate) == 0.5
+    found = {v.path: v.numpy() for v in optimizer.variables[2:]}
+    assert found.keys() == expected.keys()
+    for slot, value in expected.items():
+        np.testing.assert_array_equal(found[slot], value)
+
+
 @pytest.mark.slow
 def test_state_that_does_not_fit_is_told(tmp_path, caplog):
     path = str(tmp_path / "model.h5")

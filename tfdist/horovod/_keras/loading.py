@@ -19,6 +19,9 @@ _SHORT_NAMES = {
     "mse": keras.losses.mean_squared_error,
     "mae": keras.losses.mean_absolute_error,
 }
+# Optimizers of `tf.keras.optimizers.legacy` with one of these slots list it for all
+# variables before their second slots. Keras 3 lists both slots of each variable.
+_LEGACY_SLOTS = ("m", "accum_grad")
 # Optimizer settings that Keras 2 saves and Keras 3 does not accept.
 _DROPPED = ("is_legacy_optimizer", "jit_compile", "decay")
 
@@ -78,23 +81,34 @@ def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
     """Returns the optimizer of a model loaded from an .h5 file, with its saved slots.
 
     Keras 3.15 builds the loaded optimizer without the variables of the layers. It has
-    no slots for these variables and cannot take a step, so it is created again.
+    no slots for these variables and cannot take a step, so it is created again. Keras
+    also loads the slots of a legacy optimizer in the wrong order.
     """
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
 
     found: Any = model.optimizer
     variables = model.trainable_variables
-    if not found.built or len(found._trainable_variables) == len(variables):
+    if not found.built:
         return found
-    optimizer = type(found).from_config(found.get_config(), custom_objects=objects)
-    optimizer.build(variables)
     with h5py.File(path, "r") as file:
         values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
         values = [value[()] for value in values]
+        names = legacy_h5_format.load_attributes_from_hdf5_group(
+            file["optimizer_weights"], "weight_names"
+        )
+    ends = [name.rpartition("/")[2].partition(":")[0] for name in names]
+    is_legacy = any(ends.count(slot) == len(variables) for slot in _LEGACY_SLOTS)
+    if len(found._trainable_variables) == len(variables) and not is_legacy:
+        return found
+    optimizer = type(found).from_config(found.get_config(), custom_objects=objects)
+    optimizer.build(variables)
     own = list(optimizer.variables)
-    if len(values) == len(own) - 1:  # Keras 2 did not save the learning rate
+    if is_legacy or len(values) == len(own) - 1:  # Keras 2 did not save the rate
         own = [v for v in own if not v.path.endswith("learning_rate")]
+    if is_legacy:
+        slots = [v.path.rpartition("_")[2] for v in own]
+        own.sort(key=lambda v: slots.index(v.path.rpartition("_")[2]))
     shapes = [tuple(v.shape) for v in own]
     if shapes == [value.shape for value in values]:
         for variable, value in zip(own, values, strict=True):
