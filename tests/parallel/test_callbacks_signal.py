@@ -389,6 +389,35 @@ def test_after_a_fit_that_raised_signals_have_their_former_effect():
     assert found["kept"]
 
 
+def told_twice(folder):
+    """A launcher passes on a signal that its batch system has also sent to the rank."""
+
+    def tell(batch, logs):
+        for _ in range(2 if batch == 1 else 0):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    x, stop = np.ones((6, 2)), StopOnSignal(Checkpoint(folder + "/{step}.keras"))
+    listed = [keras.callbacks.LambdaCallback(on_train_batch_begin=tell), stop]
+    try:
+        compiled().fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=listed)
+    except SystemExit as exit:
+        return [exit.code, len(received)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return "went on"
+
+
+@pytest.mark.parametrize(
+    ("env", "others"), [({"TFDIST_SIGNAL_GRACE_S": "25"}, 0), ({}, 1)]
+)
+def test_a_launcher_that_ends_the_ranks_may_repeat_a_signal(env, others, tmp_path):
+    [found] = run_ranks(told_twice, 1, str(tmp_path), env=env)
+    assert found == [128 + signal.SIGUSR1, others]
+    assert checkpoints_in(tmp_path) == ["2.keras"]
+
+
 def next_generation():
     alone = {"rank": 0, "local_rank": 0, "cross_rank": 0}
     alone |= {"size": 1, "local_size": 1, "cross_size": 1}

@@ -45,7 +45,8 @@ class StopOnSignal(RankCallback):
 
     If a rank has run out of data (`UnevenData`), all ranks first end the epoch, and
     then save and exit before the validation. Pass validation data to all ranks or to
-    none. A second signal has the same effect as without this callback.
+    none. Without a launcher that kills the ranks in time (`TFDIST_SIGNAL_GRACE_S` is
+    not set), a second signal has the same effect as without this callback.
 
     In an elastic job with `Elastic`, a rank that receives SIGTERM leaves, and the
     others continue. The checkpoint is saved if the whole job receives SIGTERM.
@@ -296,13 +297,17 @@ class StopOnSignal(RankCallback):
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(number, self._before[number])
-        if self._still_runs():
-            self._received = number
-            self._announce(number)
-        else:  # training has raised, and nothing would check for the signal
+        if not self._still_runs():  # nothing would check for the signal
             self._give_back()
             signal.raise_signal(number)
+            return
+        # A launcher that kills the ranks in time may pass on a signal that the batch
+        # system has already sent to all processes. It is the same signal.
+        if not runtime.setting("TFDIST_SIGNAL_GRACE_S"):
+            signal.signal(number, self._before[number])
+        if number != self._received:
+            self._received = number
+            self._announce(number)
 
     def _announce(self, number: int) -> None:
         if runtime.is_initialized() and runtime.rank() != self._first:
