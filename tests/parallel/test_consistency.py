@@ -430,6 +430,15 @@ def _declared():
     return texts
 
 
+def _normalized_in_sets():
+    """Synchronized layers whose moving statistics differ between process sets."""
+    sets = [tfdist.add_process_set([rank]) for rank in range(2)]
+    own = sets[tfdist.rank()]
+    model = _model(tfdist.layers.SyncBatchNormalization(process_set=own))
+    _fit(model, *_ours())
+    return model.layers[1].moving_mean.numpy()
+
+
 def _stateful():
     stateful = keras.Sequential(
         [
@@ -450,6 +459,11 @@ def test_what_differs_by_design_is_no_error():
     assert "batch_normalization" in text
     assert "CombineMovingStatistics" in text
     assert second == []
+
+
+def test_statistics_of_process_sets_may_differ():
+    own, other = run_ranks(_normalized_in_sets, 2, timeout_s=60)
+    assert (own != other).any()
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ STATE = {
 ATTRIBUTES = {
     # Of our subclass of the class of a schedule, layer or optimizer.
     "callbacks/_learning_rates.py": {"_tfdist_factor"},
-    "collectives/per_rank_variables.py": {"_tfdist_own"},
+    "collectives/per_rank_variables.py": {"_tfdist_own", "_tfdist_set"},
     "layers/synchronized.py": {"_tfdist_own", "_tfdist_set"},
     "horovod/_keras/passes.py": {"_tfdist_pass", "_tfdist_own_weight"},
     "horovod/keras2/_decay.py": {"_tfdist_applies"},

@@ -108,13 +108,15 @@ def per_rank_states(model: keras.Model) -> list[Any]:
     """Returns non-trainable weights that by design depend on each rank's own batches.
 
     These are the moving statistics of batch normalization layers that are not
-    synchronized, and the states that a stateful recurrent layer carries to the next
-    batch.
+    synchronized over all ranks, and the states that a stateful recurrent layer carries
+    to the next batch.
     """
     own: list[Any] = []
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
-            if not hasattr(layer, "_tfdist_own"):  # an attribute of synchronized layers
+            # Attributes of synchronized layers: the class of Keras, the process set.
+            is_plain = not hasattr(layer, "_tfdist_own")
+            if is_plain or layer._tfdist_set is not None:
                 own += layer.non_trainable_variables
         elif getattr(layer, "stateful", False) is True:
             own += layer.non_trainable_variables
