@@ -254,6 +254,30 @@ def test_a_file_that_is_replaced_has_its_checksum_at_each_moment(
     assert (tmp_path / "latest.keras.sha256").exists()
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_names_of_files_that_were_removed_are_forgotten(background, tmp_path):
+    class Small(Checkpoint):
+        may_write = threading.Event()
+
+        def _write(self, path, model):
+            assert self.may_write.wait(20)
+            path.write_bytes(b"")
+
+    model = checkpoint_program.build()
+    checkpoint = Small(tmp_path / "{step}.keras", keep=2, background=background)
+    checkpoint.set_model(model)
+    for step in range(1, 21):
+        # In the background, the first file is written while others replace each other.
+        if step == 5 or not background:
+            checkpoint.may_write.set()
+        checkpoint_program.set_step(model, step)
+        checkpoint.save_now({}, None)
+        if step >= 5:
+            assert checkpoint._writer.wait(20)
+    assert checkpoints_in(tmp_path) == ["19.keras", "20.keras"]
+    assert len(checkpoint._names) <= 4
+
+
 @pytest.fixture
 def quiet():
     logger = logging.getLogger("tfdist")

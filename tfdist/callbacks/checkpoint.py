@@ -182,7 +182,7 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
-        self._names: list[str] = []  # file names, on all ranks; some may not exist
+        self._names: list[str] = []  # of files that `keep` may remove, on all ranks
         self._steps = 0
         self._snapshots = ModelSnapshots()
         self._writer = BackgroundWriter()
@@ -289,13 +289,12 @@ class Checkpoint(RankCallback):
             process_set=self._ranks,
         )
         if saved is not None:  # known to all ranks, each of which may become rank 0
-            name, self._best = saved
-            self._names = [one for one in self._names if one != name] + [name]
+            self._names, self._best = saved
 
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
-    ) -> tuple[str, float | None] | None:
-        """Saves if due; returns the file's name and the best value, or None."""
+    ) -> tuple[list[str], float | None] | None:
+        """Saves if due; returns the names of files and the best value, or None."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
@@ -314,7 +313,21 @@ class Checkpoint(RankCallback):
             self._save_in_background(path)
         else:
             self._save(path, self.model, self._epoch)
-        return str(path), value if self.save_best_only else self._best
+        return self._names_with(path), value if self.save_best_only else self._best
+
+    def _names_with(self, path: Path) -> list[str]:
+        """Returns the names of a new file and of earlier ones that `keep` may remove.
+
+        Files are completed in the order of their names. A file that does not exist,
+        although a later one does, was removed or will never be written.
+        """
+        if self.keep is None:
+            return []
+        names = [one for one in self._names if one != str(path)]
+        exist = [Path(one).exists() for one in names]
+        pending = 1 + max((i for i, one in enumerate(exist) if one), default=-1)
+        complete = [one for one, exists in zip(names, exist, strict=True) if exists]
+        return [*complete, *names[pending:], str(path)]
 
     def _save_in_background(self, path: Path) -> None:
         model, epoch, ranks = self.model, self._epoch, self._ranks
