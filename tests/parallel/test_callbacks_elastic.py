@@ -202,7 +202,7 @@ def test_a_batch_that_grows_is_continued_at_the_exact_step(tmp_path):
 
 
 def _warmed_and_continued(folder):
-    """The rates of 6 steps; and of the last 2 of them, from a checkpoint of step 4."""
+    """The rates of 6 steps, and those after steps 2 and 4, from checkpoints."""
     rates = []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: rates[-1].append(
@@ -210,22 +210,23 @@ def _warmed_and_continued(folder):
         )
     )
     path = f"{folder}/step-{{step}}.keras"
-    for options in ({}, {"start": 4, "restored": path.format(step=4)}):
+    for start in (0, 2, 4):
         rates.append([])
-        saves = tfdist.callbacks.Checkpoint(path, save_freq=4)
+        saves = tfdist.callbacks.Checkpoint(path, save_freq=2)
         _fit(
             global_batch=tfdist.data.BatchSchedule(GROWING),
             epochs=2,
             callbacks=[tfdist.callbacks.LearningRateWarmup(1), watch, saves],
-            **options,
+            start=start,
+            restored=path.format(step=start) if start else None,
         )
     return rates
 
 
 def test_a_warm_up_that_ends_where_the_batch_grows_is_continued(tmp_path):
-    for whole, continued in run_ranks(_warmed_and_continued, 2, str(tmp_path)):
+    for whole, within, after in run_ranks(_warmed_and_continued, 2, str(tmp_path)):
         assert len(whole) == 6 and len(set(whole)) == 5
-        assert continued == whole[4:]
+        assert within == whole[2:] and after == whole[4:]
 
 
 def _grown_in_parts():

@@ -54,14 +54,18 @@ class LearningRateWarmup(RankCallback):
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
     first of these n steps.
 
-    Training that is resumed at the beginning of an epoch continues the warm-up. If the
-    rate is a number, the saved rate lies between the first rate and the target. The
-    target is then computed from the saved rate and the numbers of ranks and steps, and
-    rank 0 logs the target. Because of rounding, two adjacent targets may give the same
-    saved rate; rank 0 then logs this, and you can select one with `target`. Also pass
-    `target` if training is resumed within an epoch, with a different number of ranks,
-    or with different warm-up steps. If the list contains a `LearningRateScheduler`, its
-    rate is the target.
+    Training that is resumed at the beginning of an epoch, or at any step with
+    `Elastic(start=...)`, continues the warm-up. If the rate is a number, the saved rate
+    lies between the first rate and the target. The target is then computed from the
+    saved rate and the numbers of ranks and steps, and rank 0 logs the target. Because
+    of rounding, two adjacent targets may give the same saved rate; rank 0 then logs
+    this, and you can select one with `target`. Also pass `target` if training is
+    resumed with a different number of ranks or with different warm-up steps. If the
+    list contains a `LearningRateScheduler`, its rate is the target.
+
+    Without `Elastic`, a warm-up cannot be resumed within an epoch, because Keras
+    numbers the remaining batches from 0. In this case use the schedule
+    `tfdist.optimizers.Warmup` instead of this callback.
 
     Args:
         warmup_epochs: number of warm-up epochs, which may be fractional; default 5.

@@ -44,9 +44,11 @@ class StopOnSignal(RankCallback):
     the signal during a validation, it waits until the others have validated.
 
     If a rank has run out of data (`UnevenData`), all ranks first end the epoch, and
-    then save and exit before the validation. Pass validation data to all ranks or to
-    none. Without a launcher that kills the ranks in time (`TFDIST_SIGNAL_GRACE_S` is
-    not set), a second signal has the same effect as without this callback.
+    then save and exit before the validation. A signal that reaches only ranks without
+    data has no effect before the other ranks end the epoch. Pass validation data to all
+    ranks or to none. Without a launcher that kills the ranks in time
+    (`TFDIST_SIGNAL_GRACE_S` is not set), a second signal has the same effect as without
+    this callback.
 
     In an elastic job with `Elastic`, a rank that receives SIGTERM leaves, and the
     others continue. The checkpoint is saved if the whole job receives SIGTERM.
