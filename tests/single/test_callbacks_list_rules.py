@@ -144,8 +144,9 @@ def test_arguments_that_may_differ():
     assert find_problem([uneven] * 2, [ARGUMENTS, steps]) is None
     alone = {**ARGUMENTS, "validation_data": "none", "validation_freq": "-"}
     assert find_problem([START[:1]] * 2, [ARGUMENTS, alone]) is None
-    meets = [START[0], ours("StopOnSignal")]
-    assert "validation_data" in find_problem([meets] * 2, [ARGUMENTS, alone]).text
+    for name in ("StopOnSignal", "Elastic"):
+        meets = [START[0], ours(name)]
+        assert "validation_data" in find_problem([meets] * 2, [ARGUMENTS, alone]).text
 
 
 class Mine(keras.callbacks.EarlyStopping):

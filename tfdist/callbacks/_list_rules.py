@@ -23,16 +23,22 @@ WRITES = {
     "TensorBoard": "log_dir",
 }
 # Callbacks in which the ranks wait for each other before or after a validation.
-_MEET_IN_VALIDATION = {"MetricAverage", "CombineMovingStatistics", "StopOnSignal"}
+_MEET_IN_VALIDATION = {
+    "MetricAverage",
+    "CombineMovingStatistics",
+    "Elastic",
+    "StopOnSignal",
+}
 # Arguments of `fit` that have to be equal on all ranks, and advice if they are not.
 _ADVICE = {
     "epochs": "StopTogether ends the training early on all ranks.",
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
     "For data of different lengths, omit steps_per_epoch and use "
     "tfdist.callbacks.UnevenData.",
-    "validation_data": "MetricAverage, CombineMovingStatistics and StopOnSignal wait "
-    "for all ranks in validation. Pass every rank its own shard of the validation data "
-    "(tfdist.data.shard), or pass validation_data on no rank.",
+    "validation_data": "MetricAverage, CombineMovingStatistics, Elastic and "
+    "StopOnSignal wait for all ranks in validation. Pass every rank its own shard of "
+    "the validation data (tfdist.data.shard, or with Elastic "
+    "tfdist.data.global_batches), or pass validation_data on no rank.",
     "validation_freq": "All ranks must validate after the same epochs.",
     "class_weight": "All ranks must minimize the same loss. Compute the weights from "
     "all samples, not from the samples of one rank.",
