@@ -93,6 +93,15 @@ def test_a_spare_takes_the_place_of_a_lost_rank_at_once(tmp_path):
 
 
 @pytest.mark.slow
+@deadline(150)
+def test_a_table_does_not_end_the_job(tmp_path):
+    (tmp_path / "table").touch()
+    options = ("-np", "2", "--min-np", "1")
+    _, commits = train(tmp_path, *options, steps=60, kills=["1-20-before"])
+    assert sizes(commits[0])[:2] == [2, 1]
+
+
+@pytest.mark.slow
 @deadline(300)
 @pytest.mark.parametrize("place", ["before", "after", "commit"])
 def test_two_ranks_of_four_are_lost_in_one_step(tmp_path, place):

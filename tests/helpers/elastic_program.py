@@ -11,7 +11,8 @@ SIGTERM in the same way, and FOLDER/hang-MEMBER-STEP makes the step take ten min
 Each step that is undone adds a line to FOLDER/undone. If the job is preempted, each
 rank appends a line to FOLDER/preempted, and rank 0 writes FOLDER/saved.npz. A rank that
 gets to the end of the program creates FOLDER/end-MEMBER. If there is a file FOLDER/stop
-with a number, all ranks leave the loop after so many steps.
+with a number, all ranks leave the loop after so many steps. With a file FOLDER/table,
+the ranks also train a table of 8 MiB, whose gradients are `tf.IndexedSlices`.
 """
 
 import json
@@ -78,8 +79,11 @@ def train(folder, steps):
     member, size = int(os.environ["TFDIST_MEMBER"]), tfdist.size()
     uses = tf.Variable(tf.zeros([SAMPLES]), name="uses")
     order = tf.Variable(0, dtype=tf.int64, name="order")
+    variables = [uses]
+    if (folder / "table").exists():
+        variables.append(tf.Variable(tf.zeros([1 << 16, 32]), name="table"))
     optimizer = keras.optimizers.SGD(1.0)
-    optimizer.build([uses])
+    optimizer.build(variables)
     traces = []
 
     @tf.function(
@@ -88,13 +92,13 @@ def train(folder, steps):
     def run(rows, step):
         traces.append(1)
         with tfdist.DistributedGradientTape(op=tfdist.ReduceOp.SUM) as tape:
-            loss = -tf.reduce_sum(tf.gather(uses, rows))
-        optimizer.apply(tape.gradient(loss, [uses]), [uses])
+            loss = -sum(tf.reduce_sum(tf.gather(v, rows)) for v in variables)
+        optimizer.apply(tape.gradient(loss, variables), variables)
         own = tf.reduce_sum(rows)
         total = tfdist.allreduce(own, op=tfdist.ReduceOp.SUM)
         order.assign((order * 31 + total + step) % MODULUS)
 
-    state = tfdist.elastic.State(uses, order, optimizer)
+    state = tfdist.elastic.State(*variables, order, optimizer)
     commits = os.open(folder / "commits", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def save(step):

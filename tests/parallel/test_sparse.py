@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.core import native
+from tfdist.core import native, runtime
 from tfdist.gradients import reduction
 from tfdist.gradients.options import ReduceOptions
 
@@ -181,6 +181,13 @@ def test_large_tables_are_reduced_by_rows(rows, sparse_as_dense, gate, expected)
     env = {"TFDIST_ATOMIC_STEPS": gate}
     found = run_ranks(chosen, 2, rows, sparse_as_dense, gate, env=env)
     assert found == [expected, expected]
+
+
+def test_an_elastic_loop_reduces_tables_as_dense_tensors_by_default(monkeypatch):
+    tfdist.init()
+    monkeypatch.setattr(runtime.state, "hides_failures", True)
+    assert not chosen(2048, None, "0")
+    assert chosen(3, False, "0")
 
 
 def differing_options():

@@ -90,6 +90,7 @@ class Generations:
             if self._hides_failures:
                 native.take_hidden()
                 native.hide_failures(True)
+                runtime.state.hides_failures = True
             self._watch_for_newcomers()
             self._watch_for_end()
 
@@ -101,6 +102,7 @@ class Generations:
         """
         self._is_done = True
         native.hide_failures(False)
+        runtime.state.hides_failures = False
         self._term.close()
         if native.failure() is None:  # later steps are not of this training
             weights_state.note_between_steps(False)

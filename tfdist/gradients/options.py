@@ -38,8 +38,8 @@ class ReduceOptions:
         process_set: the ranks that take part; None: all ranks.
         compression: a key of `codec.CODECS`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors. None:
-            only for tables of less than `sparse.TABLE_BYTES`. Always True with ADASUM
-            or double buffering.
+            only for tables of less than `sparse.TABLE_BYTES`, and in a loop over an
+            elastic `State`. Always True with ADASUM or double buffering.
         local_variables: variables whose gradients are not reduced; None: no variables.
         scale_local_gradients: whether the gradients of local variables are multiplied
             by `local_factor`.

@@ -257,13 +257,15 @@ def _complete(
     local = set(options.local_places(variables))
     declare(options.local_members(variables))
     _check_arguments(grads, variables, local)
-    # Not with atomic steps, which would have to commit rows together with the buckets.
+    # Not with atomic steps, which would have to commit rows together with the buckets,
+    # nor, by default, where failures are hidden: those of allgathers are not.
+    choice = options.sparse_as_dense
+    if gated() or (choice is None and runtime.state.hides_failures):
+        choice = True
     tables = [
         i
         for i, v in enumerate(variables)
-        if i not in local
-        and not gated()
-        and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
+        if i not in local and by_rows(v.shape, _dtype(v).size, choice)
     ]
     if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
         raise xla_context.InsideXlaError(

@@ -45,9 +45,10 @@ class DistributedGradientTape:
             compression.
         sparse_as_dense: whether gradients of embeddings (`tf.IndexedSlices`) are
             reduced as dense tensors. With `False`, only the rows that a step has used
-            are reduced. Default: by rows for embedding tables of 8 MiB or more. With
-            ADASUM, `double_buffering` or `TFDIST_ATOMIC_STEPS=1`, embedding gradients
-            are always reduced as dense tensors.
+            are reduced. Default: by rows for embedding tables of 8 MiB or more, except
+            in a loop over an elastic `State`. With ADASUM, `double_buffering` or
+            `TFDIST_ATOMIC_STEPS=1`, embedding gradients are always reduced as dense
+            tensors.
         local_variables: variables and layers that each rank trains on its own: a list,
             or a function that accepts a variable and returns a bool. All ranks have to
             select the same variables. Their gradients are not reduced, and their shapes
