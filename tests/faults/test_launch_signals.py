@@ -174,6 +174,40 @@ def test_a_program_that_a_script_has_started_has_its_time_too(tmp_path, marker):
     assert marked(marker) == []
 
 
+USES_A_POOL = """
+import multiprocessing, os, signal, time
+pool = multiprocessing.get_context("fork").Pool(1)
+loading = pool.apply_async(time.sleep, (1.5,))
+time.sleep(0.3)  # the worker has the task
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+print("ready", flush=True)
+while not stops: time.sleep(0.01)
+loading.get()
+open(f"saved{os.environ['TFDIST_RANK']}", "w").close()
+pool.close()
+pool.join()
+"""
+
+
+@deadline(40)
+@pytest.mark.parametrize(
+    "by_a_script", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_workers_stay_until_their_program_has_saved(tmp_path, marker, by_a_script):
+    (tmp_path / "program.py").write_text(USES_A_POOL)
+    script = f"{sys.executable} program.py"
+    command = shell(f"{script}; true" if by_a_script else f"exec {script}")
+    options = ("-np", "2", "--signal-grace-s", "6")
+    process = start(tmp_path, *options, *command, MARK=marker)
+    until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert saved(tmp_path) == ["saved0", "saved1"]
+    assert done.code == (143 if by_a_script else 0) and done.seconds < 5.0
+    assert marked(marker) == []
+
+
 @deadline(40)
 def test_helpers_that_ignore_the_signal_are_not_waited_for(tmp_path, marker):
     """As the background jobs of a shell ignore SIGINT."""

@@ -36,9 +36,10 @@ ranks write to pipes.
 
 SIGINT, SIGTERM and SIGHUP are passed on to the ranks, which then have --signal-grace-s
 seconds to exit. If a rank is a shell script that the signal kills, the programs that it
-has started get the same time to exit. A second signal, at least a second later, kills
-the job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for
-them, and do not end the job.
+has started get the same time to exit. If a program handles the signal, its workers
+(multiprocessing) do not get it. A second signal, at least a second later, kills the
+job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for them,
+and do not end the job.
 
 After SIGTERM, all ranks of an elastic job (--min-np) end after the same step, and save
 if the program does so (StopOnSignal in fit, on_preemption in a loop). The exit code is

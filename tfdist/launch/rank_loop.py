@@ -22,6 +22,7 @@ from tfdist.launch.cpu_share import BACKGROUND_NICE, CpuShares
 from tfdist.launch.signals import (
     ENDING,
     ChildProcesses,
+    ask_to_end,
     pass_on,
     signal_group,
 )
@@ -290,7 +291,7 @@ class RankLoop:
         if is_first:  # at a later call, a rank may be dead while its children save
             self.children.signal(number)  # those of ranks that have already exited
             self.children.note(self._groups, number)
-        self.signal(number)
+        ask_to_end(self._groups, number)
         if is_first:
             self.asked_s = time.monotonic()
 

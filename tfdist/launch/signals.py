@@ -82,6 +82,24 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
+def ask_to_end(groups: Collection[int], number: int) -> None:
+    """Sends an ending signal to the processes in the groups, except to workers.
+
+    A worker is a process that the signal would kill, although it runs the same
+    executable as a parent that has a handler: for example, a process of a
+    `multiprocessing.Pool`. The parent may need it to finish its work.
+    """
+    for group in groups:
+        members = _members([group])
+        workers = _workers(members, number)
+        if not workers:
+            signal_group(group, number)  # also reaches processes that start just now
+            continue
+        for pid in members.keys() - workers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
 def pass_on(groups: Collection[int], number: int) -> None:
     """Sends a signal to those processes in the groups that expect it.
 
@@ -111,10 +129,10 @@ class ChildProcesses:
         self._noted_s = float("-inf")
 
     def note(self, groups: Collection[int], number: int) -> None:
-        """Records the processes that do not ignore the signal, before it is sent.
+        """Records the processes that `ask_to_end` will end; call this before it.
 
-        Processes that ignore it often run until SIGKILL: for example, background jobs
-        of a shell ignore SIGINT.
+        Processes that ignore the signal often run until SIGKILL: for example,
+        background jobs of a shell ignore SIGINT.
 
         Args:
             groups: process groups of the ranks.
@@ -122,7 +140,9 @@ class ChildProcesses:
         """
         self._noted_s = time.monotonic()
         self._left.update({group: [] for group in groups})
-        for pid, group in _members(groups).items():
+        members = _members(groups)
+        for pid in members.keys() - _workers(members, number):
+            group = members[pid]
             if (treatment := _treatment(pid, number)) and not treatment.ignores:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._left[group].append(psutil.Process(pid))
@@ -169,6 +189,22 @@ def _members(groups: Collection[int]) -> dict[int, int]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if (group := os.getpgid(pid)) in groups:
                 found[pid] = group
+    return found
+
+
+def _workers(members: Collection[int], number: int) -> set[int]:
+    """Returns the processes to which `ask_to_end` does not send the signal."""
+    treatments = {pid: _treatment(pid, number) for pid in members}
+    handling = {pid for pid, how in treatments.items() if how and how.expects}
+    found = set()
+    for pid, how in treatments.items():
+        if how is None or how.expects or how.ignores:
+            continue
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            above = [one for one in process.parents() if one.pid in handling]
+            if process.exe() in [one.exe() for one in above]:
+                found.add(pid)
     return found
 
 
