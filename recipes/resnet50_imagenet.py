@@ -302,9 +302,17 @@ def make_stages(examples: int) -> list[Plan]:
 def check_batch(flag: str, batch: int, examples: int) -> None:
     """Raises ValueError if the ranks cannot share a batch, or it is too large."""
     parts = tfdist.size() * FLAGS.accumulation
+    most = examples // parts * parts
+    if not most:
+        raise ValueError(
+            f"Expected at least {parts} training pictures for {tfdist.size()} ranks "
+            f"with {FLAGS.accumulation} batches each, got {examples}. Start at most "
+            f"{examples // FLAGS.accumulation} ranks."
+        )
     if batch < 1 or batch % parts:
-        lower = batch // parts * parts
-        advice = f"Use {max(lower, parts)} or {lower + parts} in --{flag}."
+        lower = min(max(batch // parts * parts, parts), most)
+        near = sorted({lower, min(lower + parts, most)})
+        advice = f"Use {' or '.join(map(str, near))} in --{flag}."
         if FLAGS.resume:
             advice = "The run began with this batch: use another number of ranks."
         raise ValueError(
@@ -314,7 +322,7 @@ def check_batch(flag: str, batch: int, examples: int) -> None:
     if examples < batch:
         raise ValueError(
             f"Expected at least one global batch of {batch} training pictures, got "
-            f"{examples}. Use {examples} or less in --{flag}."
+            f"{examples}. Use {most} or less in --{flag}."
         )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from absl import flags
+from helpers import recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 sys.path.insert(0, str(RECIPES))  # the modules of the folder import each other
@@ -81,3 +83,22 @@ def test_image_sizes_have_to_grow_to_the_last_one(text):
     with pytest.raises(ValueError, match="sizes that grow to --image_size=64"):
         batch_growth.parse_sizes(text, 64)
     assert batch_growth.parse_sizes("", 64) == {0: 64}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "words"),
+    [
+        (3, 1002, "batch of 1002 .* got 1000. Use 999 or less in --global_batch"),
+        (3, 998, "got 998. Use 996 or 999 in"),
+        (3, 1001, "got 1001. Use 999 in"),
+        (3, 0, "got 0. Use 3 or 6 in"),
+        (1001, 1001, "Expected at least 1001 .*got 1000. Start at most 1000 ranks"),
+        (1001, 1000, "Start at most 1000 ranks"),
+    ],
+)
+def test_sizes_that_are_suggested_fit_the_pictures(ranks, batch, words, monkeypatch):
+    module = recipe.script()
+    flags.FLAGS(["resnet50_imagenet.py"])
+    monkeypatch.setattr(module.tfdist, "size", lambda: ranks)
+    with pytest.raises(ValueError, match=words):
+        module.check_batch("global_batch", batch, 1000)
