@@ -1,6 +1,10 @@
 """The notice about an exception that ends a rank: whose fault it is, and its length."""
 
+import subprocess
+import sys
+
 import pytest
+from helpers.launcher import clean_environment
 
 from tfdist.core import exit_report, failed_rank, mpi, native, world
 from tfdist.core.rendezvous import failure_report
@@ -150,3 +154,25 @@ def test_an_error_that_the_program_caught_does_not_keep_mpi_from_ending(
     monkeypatch.setattr(world._program, "reported", uncaught)
     world._leave()
     assert found == [finalizes]
+
+
+def test_an_error_at_the_prompt_does_not_end_the_program():
+    """Python calls `sys.excepthook` for each statement that raises, and goes on."""
+    lines = [
+        "from helpers import core_client",
+        "core_client.world.start()",
+        "1 / 0",
+        "core_client.barrier('first')",
+        "core_client.barrier('second')",
+        "print('failure:', core_client.native.failure())",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input="\n".join([*lines, ""]),
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "failure: None" in done.stdout, done.stderr
+    assert "ZeroDivisionError" in done.stderr

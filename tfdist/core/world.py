@@ -416,6 +416,9 @@ def _install_hooks() -> None:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
+        if hasattr(sys, "ps1"):  # at the Python prompt, the program goes on
+            previous(kind, error, trace)
+            return
         notice = exit_report.report_end(error, _current_rank())
         _program.reported = True
         show_full = _log.isEnabledFor(logging.DEBUG)
