@@ -73,12 +73,9 @@ def broadcast_at_start(
     own = set(map(identity, own_variables(model)))
     shared = [v for v in variables if identity(v) not in own]
     mark = _mark_of(model, shared) if own else ""
-    if _all_go_on(mark, root, process_set, callback):
-        broadcast_variables(shared, root, process_set=process_set)
-        return
-    broadcast_variables(variables, root, process_set=process_set)
-    for one in optimizers_of(model):
-        accumulation.loaded(_inner(one))
+    all_go_on = _all_go_on(mark, root, process_set, callback)
+    sent = shared if all_go_on else variables
+    broadcast_variables(sent, root, process_set=process_set)
 
 
 def _all_go_on(

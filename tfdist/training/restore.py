@@ -18,7 +18,6 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation
-from tfdist.gradients.double_buffer import clear_buffers
 from tfdist.layers.saved_generators import read_states, set_states
 from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.training.checkpoint_files import newest_checkpoint
@@ -129,17 +128,12 @@ def restore(
     if not facts[0]["found"]:  # the facts of the rank that reads
         return 0
     _, facts = ranks.run("read", read)
-    optimizers = optimizers_of(model)
-    slots = [v for one in optimizers for v in one.variables]
+    slots = [v for one in optimizers_of(model) for v in one.variables]
     broadcast_variables(model.weights + slots, root, process_set=process_set)
     follow_variables(model)
     check_alike(model, "tfdist.restore", process_set)
     if facts[0]["generators"]:
         broadcast_seed_generators(model, root=root, process_set=process_set)
-    if not reads:  # the rank that reads has done this while loading
-        for one in optimizers:
-            accumulation.loaded(getattr(one, "inner_optimizer", one))
-    clear_buffers(model.trainable_variables)
     return updates_of(model) or 0
 
 
