@@ -144,6 +144,54 @@ def test_fit_runs_on_a_rank_outside_of_the_optimizers_set():
         assert rate == pytest.approx([3.0])
 
 
+@recorded
+def fits_of_own_sets():
+    """Two fits of models that each rank trains alone, at a rate of its own."""
+    rank, c = hvd.rank(), hvd.callbacks
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=own_set()
+    )
+    model, rates = one_weight(optimizer, start=5.0 + rank), Rates()
+    callbacks = [
+        c.BroadcastGlobalVariablesCallback(0),
+        c.MetricAverageCallback(),
+        c.LearningRateWarmupCallback(4.0 * (rank + 1), warmup_epochs=1),
+        rates,
+    ]
+    options = {**FIT, "batch_size": 2 - rank}  # rank 1 has twice as many steps
+    for _ in range(2):
+        model.fit(X, Y, callbacks=callbacks, **options)
+    return [rates.seen, float(model.layers[-1].kernel[0, 0])]
+
+
+def test_sets_may_train_models_of_their_own_at_rates_of_their_own():
+    for rank, (rates, weight) in enumerate(on_ranks(fits_of_own_sets, 2)):
+        steps, rate = STEPS * (rank + 1), 4.0 * (rank + 1)
+        fit = [rate / 2 * ((step + 1) / steps + 1) for step in range(steps)]
+        assert rates == pytest.approx(2 * fit)
+        # Both begin with 5; the second fit goes on with the rank's own weight.
+        assert weight == pytest.approx(5.0 - 2 * sum(fit))
+
+
+@recorded
+def fit_of_a_set_alone():
+    pair = hvd.add_process_set([0, 1])
+    rates = []
+    if pair.included():
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), process_set=pair
+        )
+        callbacks = [hvd.callbacks.LearningRateWarmupCallback(3.0, warmup_epochs=1)]
+        history = one_weight(optimizer).fit(X, Y, callbacks=callbacks, **FIT).history
+        rates = history["lr"]
+    return [rates, float(hvd.allreduce(tf.constant(float(hvd.rank()))))]
+
+
+def test_callbacks_for_the_rate_do_not_wait_for_ranks_outside_of_the_set():
+    ends = on_ranks(fit_of_a_set_alone, 3)
+    assert ends == [[[3.0], 1.0], [[3.0], 1.0], [[], 1.0]]
+
+
 class Mine(keras.optimizers.SGD):
     """An optimizer that Keras does not know."""
 

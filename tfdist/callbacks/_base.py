@@ -53,6 +53,9 @@ class RankCallback(keras.callbacks.Callback):
     of each epoch, they compare the epoch number and the learning rates. If a list
     contains several of these callbacks, the first one does these checks.
 
+    The ranks that train the model together compare these values, even if a callback
+    communicates with more ranks (`_ranks`).
+
     With `jit_compile=True` XLA compiles the forward and backward pass, not the
     reduction and the update.
     """
@@ -99,8 +102,9 @@ class RankCallback(keras.callbacks.Callback):
         running = callback_list_of_the_call()
         self._listed = _without_comparison(running)
         ours = (c for c in self._listed if isinstance(c, RankCallback))
-        self._leads = next(ours, None) is self
-        self._compares = self._leads
+        communicates = runtime.rank() in members_of(self._ranks)
+        self._leads = communicates and next(ours, None) is self
+        self._compares = self._leads and self._trains_here
         self._traces = self._leads and bool(runtime.setting("TFDIST_TIMELINE"))
         if self._leads:
             clear_buffers(self.model.trainable_variables)
@@ -112,18 +116,17 @@ class RankCallback(keras.callbacks.Callback):
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
             ranks = process_set_of(self.model)
-            trains = runtime.rank() in members_of(ranks)
-            if running is not None and trains and may_have_other_ranks(ranks):
+            if running is not None and self._compares and may_have_other_ranks(ranks):
                 RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stores the epoch number."""
         self._epoch = epoch
-        self._compares = self._leads
+        self._compares = self._leads and self._trains_here
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits for the end of the other ranks' fit; undoes changes to the model."""
-        if self._leads:  # a rank that ends alone is detected while it waits here
+        if self._leads and self._trains_here:  # detects a rank that ends alone
             self._largest_of_all(self._epoch + 1, "end of fit", None)
         restore_train_function(self.model)
         jit_compile.remove(self.model)
@@ -134,8 +137,8 @@ class RankCallback(keras.callbacks.Callback):
         """Before the first step of an epoch, compares epoch and rates of the ranks."""
         if self._compares:
             self._compares = False
-            rates = common_rates_of(self.model, self._ranks)
-            check_same_epoch(self._epoch, rates, self._ranks)
+            ranks = process_set_of(self.model)
+            check_same_epoch(self._epoch, common_rates_of(self.model, ranks), ranks)
         if self._steps_seen == 0:
             self._note_operations()
             translate_errors(self.model)
@@ -167,18 +170,21 @@ class RankCallback(keras.callbacks.Callback):
 
     @property
     def _ranks(self) -> ProcessSet | None:
-        """The ranks that train this model together; None for all."""
-        optimizer = getattr(self.model, "optimizer", None)
-        options = getattr(optimizer, "tfdist_options", None)
-        return options.process_set if options is not None else None
+        """The ranks with which this callback communicates; None for all."""
+        return process_set_of(self.model)
+
+    @property
+    def _trains_here(self) -> bool:
+        """Whether this rank is one of those that train the model together."""
+        return runtime.rank() in members_of(process_set_of(self.model))
 
     @property
     def _first(self) -> int:
-        """The lowest of the ranks that train this model together."""
+        """The lowest of the ranks with which this callback communicates."""
         return members_of(self._ranks)[0]
 
     def _largest_of_all(self, number: int, name: str, timeout_s: float | None) -> int:
-        """Returns the maximum over the ranks that have data."""
+        """Returns the maximum over the ranks that train the model and have data."""
         if runtime.size() == 1:
             return number
         return int(
@@ -187,7 +193,7 @@ class RankCallback(keras.callbacks.Callback):
                 op=ReduceOp.MAX,
                 name=name,
                 timeout_s=timeout_s,
-                process_set=self._ranks,
+                process_set=process_set_of(self.model),
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ from tfdist.callbacks.metric_average import as_number, exchange_logs
 from tfdist.collectives.local_variables import identity, is_variable
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.core import runtime
-from tfdist.horovod._keras.all_ranks import OfAllRanks
+from tfdist.horovod._keras.all_ranks import OfAllRanks, trains_in_subset
 from tfdist.horovod._warnings import warn_unused_device
 from tfdist.training.metric_states import check_metrics
 from tfdist.training.model_optimizers import optimizers_of, slots_of
@@ -27,8 +28,9 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
 
     The broadcast takes place before the first step. (Horovod broadcasts after the first
     step, in which the weights still differ.) Ranks outside the optimizer's process set
-    are included. Layers draw different random numbers on each rank; see
-    `tfdist.callbacks.BroadcastInitialState`.
+    are included, but only in the first `fit` of a model: afterwards the ranks of a set
+    have trained a model of their own, and nothing is broadcast. Layers draw different
+    random numbers on each rank; see `tfdist.callbacks.BroadcastInitialState`.
 
     Args:
         root_rank: rank that sends its state to all other ranks.
@@ -54,6 +56,7 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         warn_unused_device("device", device)
         self.root_rank = root_rank
         self._local: list[Any] = []
+        self._sent: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         if local_variables is not None:
             single = is_variable(local_variables)
             listed = [local_variables] if single else local_variables
@@ -73,6 +76,12 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
             )
         self._local.append(var)
         declare([var])
+
+    def _broadcast(self, why_unbuilt: Exception | None = None) -> None:
+        if self.model in self._sent and trains_in_subset(self.model):
+            return
+        super()._broadcast(why_unbuilt)
+        self._sent.add(self.model)
 
     def _variables(self) -> list[Any]:
         everything = super()._variables()

@@ -11,7 +11,7 @@ import keras
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
 from tfdist.core import runtime
-from tfdist.horovod._keras.all_ranks import OfAllRanks
+from tfdist.horovod._keras.all_ranks import MayBeOutside, trains_in_subset
 from tfdist.horovod._warnings import warn_once
 from tfdist.horovod.keras2._decay import settable_rate
 
@@ -24,7 +24,7 @@ class _NotGiven:
 _NOT_GIVEN: Any = _NotGiven()
 
 
-class LearningRateScheduleCallback(OfAllRanks, RankCallback):
+class LearningRateScheduleCallback(MayBeOutside, RankCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
     The rate is set in epochs with start_epoch <= epoch < end_epoch. With `staircase`,
@@ -40,9 +40,11 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     applies to a single epoch; pass a function to be explicit.
 
     Momentum correction: when the rate changes from a to b, the velocity of SGD and
-    RMSprop is multiplied by b / a. In the next step this has the same effect as
-    Horovod's correction, which multiplies the momentum by b / a. In Keras 3, setting
-    `optimizer.momentum` would have no effect.
+    RMSprop is multiplied by b / a. In Keras 3, setting `optimizer.momentum` would have
+    no effect. Horovod multiplies the momentum by b / a for one batch, which has the
+    same effect on the next step, except in two cases: with `nesterov=True`, Horovod's
+    factor applies twice in the update; with `backward_passes_per_step`, Horovod only
+    corrects for the change of rate at the batch of the update.
 
     The epoch's logs contain the rate as "lr". With `decay=` of Keras 2, the callback
     sets and logs the rate before decay.
@@ -60,7 +62,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         staircase: True: sets the rate once per epoch; False: before every batch.
         momentum_correction: whether to scale the velocities; default True.
         steps_per_epoch: number of steps per epoch, used without `staircase`; default:
-            the largest number that `fit` reports on any rank.
+            the largest number that `fit` reports on any rank of the process set.
 
     Raises:
         ValueError: `initial_lr=None` is given; or, at the start of `fit`, the number of
@@ -135,7 +137,12 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         return lambda epoch: factor ** (epoch - start)
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the settings that determine the rates; the ranks compare them."""
+        """Returns the settings that determine the rates; the ranks compare them.
+
+        Empty with a process set: the ranks of another set may use other rates.
+        """
+        if trains_in_subset(self.model):
+            return {}
         return {
             "initial_lr": None if self._rate_of_fit else float(self.initial_lr),
             "start_epoch": self.start_epoch,
@@ -159,7 +166,10 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         if self.staircase:
             return
         own = self.steps_per_epoch or self.params.get("steps")
-        steps = longest_epoch(own, "schedule.steps", self._ranks)
+        if self._trains_here:
+            steps = longest_epoch(own, "schedule.steps", self._ranks)
+        else:
+            steps = own
         if steps is None:
             raise ValueError(
                 "Could not autodetect the number of steps per epoch. Please specify "
@@ -223,7 +233,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         warmup_epochs: number of warm-up epochs; default 5; 0: no warm-up.
         momentum_correction: see `LearningRateScheduleCallback`; default True.
         steps_per_epoch: number of steps per epoch; default: the largest number that
-            `fit` reports on any rank.
+            `fit` reports on any rank of the process set.
         verbose: 1: rank 0 prints a message when the warm-up ends; default 0.
 
     Raises:
