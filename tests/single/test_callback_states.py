@@ -13,6 +13,7 @@ import pytest
 
 import tfdist
 from tfdist.callbacks import Progress, RankZeroOnly, rank_zero_only
+from tfdist.callbacks._callback_changes import CallbackChanges
 from tfdist.callbacks._callback_states import (
     MAX_STATE_BYTES,
     plain_state,
@@ -20,6 +21,8 @@ from tfdist.callbacks._callback_states import (
 )
 from tfdist.callbacks._elastic_fit import ElasticFit
 from tfdist.callbacks._fit_place import place_of_step
+from tfdist.callbacks._fit_position import FitPosition
+from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.collectives.object_codec import decode, encode
 
 
@@ -190,3 +193,36 @@ def test_a_newcomer_saves_with_the_others_if_the_job_ends_as_it_joins(monkeypatc
     with pytest.raises(SystemExit):
         fit._join()
     assert saves == [received]
+
+
+def test_a_hook_that_is_repeated_begins_with_the_same_attributes_and_logs():
+    callback, logs = keras.callbacks.Callback(), {"loss": 1.0}
+    callback.count = callback.other = 1
+    changes = CallbackChanges([callback], logs)
+    callback.count, callback.added = 2, 3
+    logs.update(loss=2.0, mae=3.0)
+    changes.undo()
+    assert (callback.count, hasattr(callback, "added"), logs) == (1, False, {"loss": 1})
+    callback.other = 4  # on a rank that becomes rank 0, after the hook
+    changes.redo()
+    assert (callback.count, callback.added, callback.other) == (2, 3, 4)
+    assert logs == {"loss": 2.0, "mae": 3.0}
+
+
+def test_metrics_are_kept_if_the_other_rank_has_begun_the_next_epoch():
+    tfdist.init()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), "mse")
+    model.build((None, 1))
+    model.optimizer.build(model.trainable_variables)
+    model.train_on_batch(np.ones((1, 1)), np.ones((1, 1)))
+    state = FitState(model, [])
+    [total, *_] = model.metrics[0].variables
+    rest = {"callbacks": [], "logs": {}, "stop": False, "start": 0}
+    for epoch, expected in ((1, 5.0), (0, 0.0)):
+        total.assign(5.0)
+        received = Received(
+            place_of_step(epoch, 0), [], position=FitPosition(1, 1), **rest
+        )
+        state.take_metrics(received, place_of_step(0, 3))
+        assert float(total) == expected

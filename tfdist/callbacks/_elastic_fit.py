@@ -13,13 +13,14 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._callback_changes import CallbackChanges
 from tfdist.callbacks._fit_place import (
     Place,
     place_of_hook,
     place_of_step,
     place_of_validation,
 )
-from tfdist.callbacks._fit_position import FitPosition, announce_steps
+from tfdist.callbacks._fit_position import FitBatches, FitPosition
 from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks._replaced_methods import ReplacedMethods
@@ -72,7 +73,7 @@ class ElasticFit(keras.callbacks.Callback):
         super().__init__()
         self._list = callbacks
         self._source = source
-        self._step_size = step_size
+        self._batches = FitBatches(callbacks, source, step_size)
         self._start = start
         self._release = release
         self.set_model(callbacks.model)
@@ -99,10 +100,7 @@ class ElasticFit(keras.callbacks.Callback):
         self._resumes_at: Place | None = None  # place at which a newcomer joins
         self._received: Received | None = None
         self._taken: Received | None = None  # its values include hooks still to be run
-        self._iterator: Any = None  # for the current ranks, if they have changed
-        self._needs_iterator = False
         self._epoch = self._step = 0
-        self._set_step_size()
         self._hooks = {id(one): overridden_hooks(one) for one in self._list.callbacks}
         self._stop_on_signal = self._find(StopOnSignal)
         is_newcomer = self._generations.is_newcomer
@@ -192,8 +190,9 @@ class ElasticFit(keras.callbacks.Callback):
             return self._step_logs
         state = self._state
         if not self._generations.is_elastic:
-            self._step_logs = self._function(self._batches(place, iterator))
-            state.position = self._position_after()
+            batches = self._batches.iterator(state.position.samples, iterator)
+            self._step_logs = self._function(batches)
+            state.position = self._batches.after_step(state.position)
             return self._step_logs
         state.save()
         if self._generations.ends_after_commit():  # ranks join or leave
@@ -224,7 +223,8 @@ class ElasticFit(keras.callbacks.Callback):
             # The other rank may already be at the beginning of the next epoch.
             state.position = FitPosition(calls, self._source.total)
         if not self._is_left_out:
-            self._step_logs = self.model.get_metrics_result()
+            # Entries that a custom train_step adds are those of the step before.
+            self._step_logs = {**self._step_logs, **self.model.get_metrics_result()}
         self._announce_steps(
             place_of_hook("on_train_batch_end", place.epoch, place.step, 0)
         )
@@ -235,32 +235,17 @@ class ElasticFit(keras.callbacks.Callback):
         If the number of ranks has grown, too few samples may be left for a step. The
         ranks then skip the step together, and the epoch ends.
         """
-        state, after = self._state, self._position_after()
+        state, batches = self._state, self._batches
+        after = batches.after_step(state.position)
         self._is_left_out = after.calls == state.position.calls
         if self._is_left_out:
             collectives.barrier(name="elastic.epoch")
         else:
             note_between_steps(False)
-            logs = self._function(self._batches(place, iterator))
+            logs = self._function(batches.iterator(state.position.samples, iterator))
             self._step_logs = state.metrics.take_from(logs, runtime.generation())
             note_between_steps()
         state.position = after
-
-    def _position_after(self) -> FitPosition:
-        """Returns the position after the next step."""
-        return self._state.position.after_call(
-            self._source.total,
-            self._source.step_size(self._epoch, runtime.size()),
-            self.model.steps_per_execution,
-        )
-
-    def _batches(self, place: Place, iterator: Any) -> Any:
-        """Returns the iterator for a step: Keras's, or one for the current ranks."""
-        if self._needs_iterator:
-            self._source.seek(place.epoch, self._state.position.samples)
-            self._iterator = iter(self._source.dataset)
-            self._needs_iterator = False
-        return self._iterator or iterator
 
     def _progress(self) -> tuple[int, int]:
         """Returns the completed calls, and a number that is larger if more follow."""
@@ -271,13 +256,7 @@ class ElasticFit(keras.callbacks.Callback):
         return calls, calls + 1
 
     def _announce_steps(self, place: Place) -> None:
-        """Tells the callbacks the number of steps, if it may differ between epochs."""
-        source, size = self._source, runtime.size()
-        if source.steps_vary and place < place_of_validation(self._epoch):
-            done = place.batches_done(self.model.steps_per_execution)
-            left = source.steps_left(self._epoch, self._state.position.samples, size)
-            step_size = source.step_size(self._epoch, size)
-            announce_steps(self._list, done + left, step_size)
+        self._batches.announce_steps(place, self._state.position.samples)
 
     def _validate(self, *arguments: Any, **options: Any) -> Any:
         """Runs the validation of an epoch."""
@@ -289,6 +268,9 @@ class ElasticFit(keras.callbacks.Callback):
         state = self._state
         state.save()
         before = state.completed
+        # Callbacks of tfdist may be called again without that.
+        own = (c for c in state.callbacks if not isinstance(c, RankCallback))
+        changes = CallbackChanges(own)
         while True:
             is_complete = False
             try:
@@ -301,10 +283,13 @@ class ElasticFit(keras.callbacks.Callback):
                 if not self._is_loss(error):
                     raise
                 values = state.read()
-                self._recover(place)
-                if is_complete and state.completed > before:
+                changes.undo()
+                received = self._recover(place)
+                if is_complete and received is not None:
                     # Only the exchange has failed here: the others have continued.
+                    changes.redo()
                     state.assign(values)
+                    state.take_metrics(received, place)
                     return logs
 
     # ---- hooks ----
@@ -347,11 +332,9 @@ class ElasticFit(keras.callbacks.Callback):
         """Sets the position to the beginning of an epoch."""
         self._state.position = self._state.position._replace(samples=0)
         self._epoch, self._step = epoch, 0
-        # The dataset that `fit` reads asserts a fixed number of steps.
-        self._iterator, self._needs_iterator = None, self._source.steps_vary
+        self._batches.begin_epoch(epoch)
         if self._generations.is_elastic and self._resumes_at is None:
             self._state.reset_metrics()
-        self._set_step_size()
         self._announce_steps(place_of_step(epoch, 0))
 
     def _call(
@@ -367,7 +350,7 @@ class ElasticFit(keras.callbacks.Callback):
         if not place.is_of_step:
             state.save()
         before = state.completed
-        attributes, logs_before = dict(vars(callback)), dict(logs)
+        changes = CallbackChanges([callback], logs)
         while True:
             is_complete, calls = False, eager_calls()
             try:
@@ -383,16 +366,14 @@ class ElasticFit(keras.callbacks.Callback):
                     raise
                 if place.is_of_step:
                     state.save()
-                changed, logs_after = dict(vars(callback)), dict(logs)
                 values = state.read()
-                vars(callback).update(attributes)
-                _replace(logs, logs_before)
-                self._recover(place, logs)
-                if is_complete and state.completed > before:
+                changes.undo()
+                received = self._recover(place, logs)
+                if is_complete and received is not None:
                     # Only the barrier has failed here: the others have continued.
-                    vars(callback).update(changed)
-                    _replace(logs, logs_after)
+                    changes.redo()
                     state.assign(values)
+                    state.take_metrics(received, place)
                     return
 
     def _skip_or_enter(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
@@ -408,7 +389,8 @@ class ElasticFit(keras.callbacks.Callback):
         if self._starts_at is not None and place.is_of_step:
             if place < self._starts_at:
                 return True
-            self._starts_at, self._needs_iterator = None, True
+            self._starts_at = None
+            self._batches.renew()
             used = place.step * self._source.step_size(place.epoch, runtime.size())
             self._state.position = self._state.position._replace(samples=used)
         if self._resumes_at is None:
@@ -420,12 +402,13 @@ class ElasticFit(keras.callbacks.Callback):
         if received is not None:
             self._state.take_all(received, place)
             self._notify_callbacks()
-            self._needs_iterator = True
+            self._batches.renew()
             self._announce_steps(place)
             if not place.is_of_step:
                 self._begin_after(self._state.start)
             if logs is not None and received.logs:
-                _replace(logs, received.logs)
+                logs.clear()
+                logs.update(received.logs)
         return False
 
     # ---- from one generation to the next ----
@@ -469,7 +452,7 @@ class ElasticFit(keras.callbacks.Callback):
         ]
         enter_next(self._generations, self._state.completed, lines, self._share)
         note_between_steps()
-        self._needs_iterator = True
+        self._batches.renew()
         self._announce_steps(self._place)
 
     def _notify_callbacks(self) -> None:
@@ -484,11 +467,7 @@ class ElasticFit(keras.callbacks.Callback):
         received = self._state.share(newest, self._place, self._logs)
         if received is not None:
             self._received = received
-        self._set_step_size()
-
-    def _set_step_size(self) -> None:
-        size = runtime.size()
-        self._step_size.assign([self._source.step_size(self._epoch, size), size])
+        self._batches.set_step_size()
 
     def _find(self, kind: type[_Callback]) -> _Callback | None:
         """Returns the first callback of a class."""
@@ -498,8 +477,3 @@ class ElasticFit(keras.callbacks.Callback):
         """Returns the callbacks that are the same on all ranks."""
         excluded = (keras.callbacks.ProgbarLogger, ElasticFit)
         return [one for one in self._list.callbacks if not isinstance(one, excluded)]
-
-
-def _replace(logs: dict[str, Any], others: dict[str, Any]) -> None:
-    logs.clear()
-    logs.update(others)

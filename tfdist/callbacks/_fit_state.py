@@ -76,6 +76,7 @@ class FitState:
         callbacks: the callbacks whose state is sent, the same on all ranks.
 
     Attributes:
+        callbacks: `callbacks`, and those that they contain.
         variables: weights, variables of the optimizers and seeds.
         metrics: the training metrics of the epoch, for each rank.
         validation: the validation metrics of the epoch, for each rank.
@@ -96,7 +97,7 @@ class FitState:
             for one in callbacks
             if isinstance(one, StopOnSignal) and one.checkpoint not in callbacks
         ]
-        self._callbacks = [*callbacks, *inner, *unlisted]
+        self.callbacks = [*callbacks, *inner, *unlisted]
         own = variables_of_steps(model)
         has_equal_seeds = any(
             isinstance(one, BroadcastInitialState) and one.seed_generators == "equal"
@@ -129,7 +130,7 @@ class FitState:
 
     def describe(self) -> list[str]:
         """Describes what has to be equal on all ranks."""
-        names = [type(one).__name__ for one in self._callbacks]
+        names = [type(one).__name__ for one in self.callbacks]
         return [*map(describe_variable, self.variables), f"callbacks {names}"]
 
     def save(self) -> None:
@@ -222,13 +223,26 @@ class FitState:
         """
         self.assign(received.values)
         self.position = received.position
-        self._set_metrics(place)
+        self.take_metrics(received, place)
+
+    def take_metrics(self, received: Received, place: Place) -> None:
+        """Takes this rank's metrics, which may include those of a lost rank.
+
+        If the other rank has already begun the next epoch, it has reset its metrics,
+        and this rank keeps its own.
+
+        Args:
+            received: the state of the other rank.
+            place: the place of this rank in `fit`.
+        """
+        if received.place.epoch <= place.epoch:
+            self._set_metrics(place)
 
     def take_all(self, received: Received, place: Place) -> None:
         """Takes the whole state of another rank, including its callbacks."""
         self._model.stop_training = received.stop
         self.start = received.start
-        for callback, state in zip(self._callbacks, received.callbacks, strict=True):
+        for callback, state in zip(self.callbacks, received.callbacks, strict=True):
             vars(callback).update(state)
         self.take_step(received, place)
 
@@ -238,7 +252,7 @@ class FitState:
         if runtime.rank() == root:
             own = {
                 "place": list(place),
-                "callbacks": [state_to_send(one) for one in self._callbacks],
+                "callbacks": [state_to_send(one) for one in self.callbacks],
                 "logs": plain_state(logs),
                 "stop": bool(self._model.stop_training),
                 "start": self.start,
@@ -267,4 +281,4 @@ class FitState:
                 callback.set_validation_metrics(self.validation.snapshot(rank))
 
     def _averages(self) -> list[MetricAverage]:
-        return [one for one in self._callbacks if isinstance(one, MetricAverage)]
+        return [one for one in self.callbacks if isinstance(one, MetricAverage)]

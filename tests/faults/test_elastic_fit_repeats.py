@@ -1,0 +1,153 @@
+"""Hooks and validations of an elastic `fit` that are repeated after a loss."""
+
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import python, run
+
+pytestmark = pytest.mark.faults
+
+BEGIN = """
+import os, signal, time
+import keras, numpy as np, tfdist
+from tfdist.core import native
+
+def die():
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def fail_after_loss():
+    while native.failure() is None:
+        time.sleep(0.01)
+    record = tfdist.errors.ErrorRecord(kind="rank_failed", rank=0)
+    raise tfdist.RankFailedError("a rank was lost", record)
+
+tfdist.init()
+member = int(os.environ["TFDIST_MEMBER"])
+x = np.ones((12, 1), "float32")
+train = tfdist.data.global_batches((x, x), global_batch=6)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+"""
+
+
+def train(folder, size, program):
+    options = ("-np", f"{size}", "--min-np", "1", "--max-restarts", "0")
+    done = run(folder, *options, *python(BEGIN + program), timeout_s=80.0)
+    assert done.code == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# The validation begins with averaged weights in the model, whose own weights are 1.
+AVERAGES = """
+class Meets(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer._model_variables_moving_average[0].assign([[3.0]])
+
+    def on_epoch_end(self, epoch, logs=None):
+        print("WEIGHT", float(self.model.layers[0].kernel[0, 0]))
+
+    def on_test_batch_end(self, batch, logs=None):
+        if member == 1:
+            die()
+        tfdist.barrier()
+
+optimizer = keras.optimizers.SGD(0.0, use_ema=True, ema_momentum=0.99)
+model.compile(tfdist.DistributedOptimizer(optimizer), "mse")
+model.optimizer.build(model.trainable_variables)
+model.layers[0].kernel.assign([[1.0]])
+called = [tfdist.callbacks.Elastic(), Meets(), keras.callbacks.SwapEMAWeights()]
+history = model.fit(
+    train, epochs=2, verbose=0, callbacks=called, validation_data=(x, x)
+).history
+print("VALIDATED", [round(loss) for loss in history["val_loss"]])
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_repeated_validation_uses_averaged_weights_and_puts_the_others_back(tmp_path):
+    printed = train(tmp_path, 2, AVERAGES)
+    assert printed.count("WEIGHT 1.0") == 2
+    assert "VALIDATED [4, 4]" in printed
+
+
+# Members 0 and 1 have called a hook when member 2 is lost. Member 0 does not know that
+# all ranks have done so.
+SAMPLES = """
+from tfdist import collectives
+
+called = []
+
+def barrier(*arguments, name=None, **options):
+    original(*arguments, name=name, **options)
+    if name == "elastic.hook" and called == ["hook"]:
+        called.append("barrier")
+        if member == 2:
+            die()
+        elif member == 0:
+            fail_after_loss()
+
+class Meets(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        tfdist.allreduce(1.0)
+        called.append("hook")
+
+original, collectives.barrier = collectives.barrier, barrier
+x = np.arange(12, dtype="float32")[:, np.newaxis]
+train = tfdist.data.global_batches((x, 0 * x), global_batch=6, shuffle=False)
+optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
+model.compile(optimizer, "mse", metrics=["mae"])
+model.layers[0].kernel.assign([[1.0]])
+callbacks = [tfdist.callbacks.Elastic(), Meets(), tfdist.callbacks.MetricAverage()]
+history = model.fit(train, verbose=0, callbacks=callbacks).history
+print("ERROR", history["mae"], "of", tfdist.size())
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_the_samples_of_a_rank_that_is_lost_after_a_hook_count(tmp_path):
+    printed = train(tmp_path, 3, SAMPLES)
+    assert printed.count("ERROR [5.5] of 2") == 2
+
+
+# Member 2 is lost after the last step. Member 1 believes that it has not completed the
+# step, and takes it from member 0.
+ENTRIES = """
+from tfdist.callbacks._elastic_fit import ElasticFit
+
+def run_step(fit, place, iterator, tries=[]):
+    original(fit, place, iterator)
+    if place.step == 1 and not tries:
+        tries.append(1)
+        if member == 2:
+            die()
+        elif member == 1:
+            fail_after_loss()
+
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.dense.build((None, 1))
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        return {**super().train_step(data), "extra": 1.0}
+
+original, ElasticFit._run_step = ElasticFit._run_step, run_step
+model = Model()
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+called = [tfdist.callbacks.Elastic(), tfdist.callbacks.MetricAverage()]
+history = model.fit(train, verbose=0, callbacks=called).history
+print("LOGGED", sorted(history), "of", tfdist.size())
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_step_of_another_rank_keeps_the_entries_of_a_custom_train_step(tmp_path):
+    printed = train(tmp_path, 3, ENTRIES)
+    assert printed.count("LOGGED ['extra', 'loss'] of 2") == 2
