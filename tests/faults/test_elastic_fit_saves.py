@@ -92,3 +92,45 @@ def test_a_loop_may_save_after_a_commit_if_a_rank_is_lost_meanwhile(tmp_path):
     assert done.code == 0, done.stdout + done.stderr
     assert "ENDED with 1" in done.stdout
     assert (tmp_path / "saved.keras").exists()
+
+
+# Rank 0 is lost before its thread has written the model of epoch 2, which is the best.
+BEST = """
+import os, signal, time
+import keras, numpy as np, tfdist
+from tfdist.callbacks import _atomic_file
+
+tfdist.init()
+member = int(os.environ["TFDIST_MEMBER"])
+
+class Score(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = [3.0, 1.0, 2.0, 2.0][epoch]
+        if member == 0 and epoch == 1:
+            _atomic_file._sync = lambda path: time.sleep(3600)
+        elif member == 0 and epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((6, 1), "float32")
+train = tfdist.data.global_batches((x, x), global_batch=6)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+best = tfdist.callbacks.Checkpoint(
+    "best.keras", monitor="score", mode="min", save_best_only=True, background=True,
+    verbose=1,
+)
+model.fit(
+    train, epochs=4, verbose=0, callbacks=[tfdist.callbacks.Elastic(), Score(), best]
+)
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_model_that_a_lost_rank_has_not_written_is_not_the_best(tmp_path):
+    done = run(tmp_path, *OPTIONS, *python(BEST), timeout_s=80.0)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "best.keras was not saved, because rank 0 was lost" in done.stderr
+    saved = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    epochs = ["Epoch 1: saved best.keras", "Epoch 3: saved best.keras"]
+    assert list(filter(None, saved)) == epochs

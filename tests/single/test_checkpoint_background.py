@@ -17,7 +17,7 @@ from helpers.checkpoints import checkpoints_in
 import tfdist
 from tfdist.callbacks import Checkpoint
 from tfdist.callbacks._weights_file import save_weights
-from tfdist.core import native
+from tfdist.core import native, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,20 @@ def test_a_file_has_the_values_of_its_step_and_keras_loads_it(ending, tmp_path):
     else:
         loaded = keras.models.load_model(tmp_path / "7.keras")
         assert checkpoint_program.wrong_with(loaded, 7) == ""
+
+
+def test_a_file_is_written_while_the_ranks_connect_again(tmp_path, monkeypatch):
+    model = checkpoint_program.build()
+    checkpoint = Held(tmp_path / "{step}.keras")
+    checkpoint.set_model(model)
+    for step in (7, 8):
+        checkpoint_program.set_step(model, step)
+        checkpoint.save_now({}, None)
+    with monkeypatch.context() as reconnecting:
+        reconnecting.setattr(runtime.state, "topology", None)
+        checkpoint.may_write.set()
+        assert checkpoint._writer.wait(20)
+    assert checkpoints_in(tmp_path) == ["7.keras", "8.keras"]
 
 
 def test_it_is_the_file_that_is_saved_in_the_foreground(tmp_path):
@@ -158,6 +172,41 @@ def test_the_best_model_is_kept_for_a_disk_that_is_full_for_a_while(tmp_path):
         assert best._writer.wait(20)
         is_full[0] = False
     assert checkpoint_program.restored(model, tmp_path) == (1, "")
+
+
+@pytest.mark.parametrize("name", ["best.keras", "best-{epoch}.keras"])
+def test_a_new_rank_0_knows_which_file_its_predecessor_has_not_written(
+    name, tmp_path, caplog
+):
+    model = checkpoint_program.build()
+
+    class Lost(Checkpoint):
+        """Its process is killed while it writes a second file."""
+
+        def _save(self, path, model, epoch):
+            if path.exists() or not name.startswith("best.") and epoch == 1:
+                (tmp_path / f".partial-01234567-{path.name}").touch()
+            else:
+                super()._save(path, model, epoch)
+
+    options = {"save_best_only": True, "monitor": "loss", "background": True}
+    lost, other = (cls(tmp_path / name, **options) for cls in (Lost, Checkpoint))
+    for epoch, loss in ((0, 0.5), (1, 0.3)):
+        for one in (lost, other):
+            one.set_model(model)
+            one.on_epoch_begin(epoch)
+        lost.on_epoch_end(epoch, {"loss": loss})
+        lost.wait_until_finished()
+        other._latest, other._best = lost._latest, lost._best
+        other.on_ranks_changed(becomes_first=False)
+        assert other._best == loss
+        other.on_ranks_changed(becomes_first=True)
+        assert len(caplog.messages) == epoch
+    other.on_epoch_begin(2)
+    other.on_epoch_end(2, {"loss": 0.4})
+    other.wait_until_finished()
+    assert other._best == 0.4
+    assert not list(tmp_path.glob(".partial-*"))
 
 
 def test_a_variable_in_no_list_is_part_of_the_next_file(tmp_path, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import os
@@ -15,7 +16,11 @@ from typing import Any
 
 import keras
 
-from tfdist.callbacks._atomic_file import remove_with_checksum, write_with_checksum
+from tfdist.callbacks._atomic_file import (
+    remove_unfinished,
+    remove_with_checksum,
+    write_with_checksum,
+)
 from tfdist.callbacks._background_writer import BackgroundWriter, Job
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import leaves_out_validation
@@ -24,8 +29,10 @@ from tfdist.callbacks._model_snapshot import ModelSnapshots
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._weights_file import save_weights
-from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
+from tfdist.collectives.all_ranks import run_on_rank
 from tfdist.core import runtime
+from tfdist.core.deadlock.one_rank_code import on_this_rank_alone
+from tfdist.core.process_sets import members_of
 from tfdist.core.weights_state import check_not_torn, using_snapshot
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
@@ -182,6 +189,8 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
+        # Name of the latest file, and the best value before it; on all ranks.
+        self._latest: tuple[str, float | None] | None = None
         self._names: list[str] = []  # of files that `keep` may remove, on all ranks
         self._steps = 0
         self._snapshots = ModelSnapshots()
@@ -190,6 +199,19 @@ class Checkpoint(RankCallback):
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Returns when the ranks save, and whether they wait for the file."""
         return {"save_freq": self.save_freq, "background": self.background}
+
+    def on_ranks_changed(self, *, becomes_first: bool) -> None:
+        """Checks on a new rank 0 whether the previous one has written its last file."""
+        if not (becomes_first and self.background and self._latest):
+            return
+        name, best_before = self._latest
+        if remove_unfinished(Path(name)):
+            self._best = best_before
+            _logger.warning(
+                "The checkpoint %s was not saved, because rank 0 was lost before the "
+                "file was complete. Earlier checkpoints are unchanged.",
+                name,
+            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stores the epoch number, and resets the step count."""
@@ -289,12 +311,13 @@ class Checkpoint(RankCallback):
             process_set=self._ranks,
         )
         if saved is not None:  # known to all ranks, each of which may become rank 0
-            self._names, self._best = saved
+            self._latest = saved[0], self._best
+            _, self._names, self._best = saved
 
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
-    ) -> tuple[list[str], float | None] | None:
-        """Saves if due; returns the names of files and the best value, or None."""
+    ) -> tuple[str, list[str], float | None] | None:
+        """Saves if due; returns its name, those of all files, and the best value."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
@@ -313,7 +336,8 @@ class Checkpoint(RankCallback):
             self._save_in_background(path)
         else:
             self._save(path, self.model, self._epoch)
-        return self._names_with(path), value if self.save_best_only else self._best
+        best = value if self.save_best_only else self._best
+        return str(path), self._names_with(path), best
 
     def _names_with(self, path: Path) -> list[str]:
         """Returns the names of a new file and of earlier ones that `keep` may remove.
@@ -330,12 +354,20 @@ class Checkpoint(RankCallback):
         return [*complete, *names[pending:], str(path)]
 
     def _save_in_background(self, path: Path) -> None:
-        model, epoch, ranks = self.model, self._epoch, self._ranks
+        model, epoch = self.model, self._epoch
         snapshot = self._snapshots.take(model)
+        # The thread may begin while the ranks of an elastic job connect again.
+        alone = functools.partial(
+            on_this_rank_alone,
+            _PLACE,
+            members_of(self._ranks),
+            rank=runtime.rank(),
+            others_wait=False,
+            ranks_of_set=runtime.ranks_of_set,
+        )
 
         def write() -> None:
-            alone = single_rank_code(_PLACE, ranks, others_wait=False)
-            with alone, using_snapshot(), snapshot.as_values():
+            with alone(), using_snapshot(), snapshot.as_values():
                 self._save(path, model, epoch)
             self._snapshots.release(snapshot)
 
