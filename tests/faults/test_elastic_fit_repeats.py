@@ -151,3 +151,109 @@ print("LOGGED", sorted(history), "of", tfdist.size())
 def test_a_step_of_another_rank_keeps_the_entries_of_a_custom_train_step(tmp_path):
     printed = train(tmp_path, 3, ENTRIES)
     assert printed.count("LOGGED ['extra', 'loss'] of 2") == 2
+
+
+# Member 2 is lost when all ranks have got the changes of a RankZeroOnly.
+COUNTS = """
+from tfdist import collectives
+from tfdist.callbacks import rank_zero_only
+
+shared = []
+
+def share(*arguments):
+    of_rank_zero_only(*arguments)
+    shared.append("changes")
+
+def barrier(*arguments, name=None, **options):
+    if name == "elastic.hook" and shared == ["changes"]:
+        shared.append("barrier")
+        if member == 2:
+            die()
+        fail_after_loss()
+    of_collectives(*arguments, name=name, **options)
+
+class Counts(keras.callbacks.Callback):
+    epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+        print("EPOCHS", epoch + 1, self.epochs)
+
+of_rank_zero_only, rank_zero_only.share = rank_zero_only.share, share
+of_collectives, collectives.barrier = collectives.barrier, barrier
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+called = [tfdist.callbacks.Elastic(), tfdist.callbacks.RankZeroOnly(Counts())]
+model.fit(train, epochs=2, verbose=0, callbacks=called)
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_rank_0_does_not_call_a_callback_again_if_another_rank_is_lost(tmp_path):
+    printed = train(tmp_path, 3, COUNTS)
+    assert printed.count("EPOCHS 1 1") == printed.count("EPOCHS 2 2") == 1
+    assert printed.count("EPOCHS") == 2
+
+
+# Rank 0 is lost when its changes have reached member 2, which becomes rank 0, but not
+# member 1.
+STOPS = """
+from tfdist.callbacks import rank_zero_only
+
+def run_on_rank(*arguments, tries=[], **options):
+    found = original(*arguments, **options)
+    if not tries:
+        tries.append(1)
+        if member == 0:
+            die()
+        elif member == 1:
+            fail_after_loss()
+    return found
+
+class Stops(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+original, rank_zero_only.run_on_rank = rank_zero_only.run_on_rank, run_on_rank
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+called = [tfdist.callbacks.Elastic(), tfdist.callbacks.RankZeroOnly(Stops())]
+history = model.fit(train, epochs=3, verbose=0, callbacks=called).history
+print("EPOCHS", len(history["loss"]), "of", tfdist.size())
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_stop_that_has_reached_some_ranks_reaches_all(tmp_path):
+    printed = train(tmp_path, 3, STOPS)
+    assert printed.count("EPOCHS 1 of 2") == 2
+
+
+# The callback of rank 0 sets weights at the beginning; rank 0 is lost later.
+BEGINS = """
+class Pretrained(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.model.layers[0].kernel.assign([[3.0]])
+
+class Lose(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[0].kernel.assign([[5.0]])
+
+    def on_train_batch_end(self, batch, logs=None):
+        if member == 0:
+            die()
+
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+callbacks = [
+    tfdist.callbacks.Elastic(), tfdist.callbacks.RankZeroOnly(Pretrained()), Lose()
+]
+model.fit(train, verbose=0, callbacks=callbacks)
+print("WEIGHT", float(model.layers[0].kernel[0, 0]), "of", tfdist.size())
+"""
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_callback_that_moves_to_another_rank_does_not_change_its_weights(tmp_path):
+    printed = train(tmp_path, 3, BEGINS)
+    assert printed.count("WEIGHT 5.0 of 2") == 2

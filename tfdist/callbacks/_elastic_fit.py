@@ -457,11 +457,15 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _notify_callbacks(self) -> None:
         """Tells the callbacks that the ranks changed; they already have their state."""
-        was_first, is_first = self._last_rank == 0, runtime.rank() == 0
+        becomes_first = runtime.rank() == 0 != self._last_rank
         self._last_rank = runtime.rank()
+        values, stop = self._state.read(), self.model.stop_training
         for callback in self._list.callbacks:
             if isinstance(callback, RankCallback):
-                callback.on_ranks_changed(becomes_first=is_first and not was_first)
+                callback.on_ranks_changed(becomes_first=becomes_first)
+        if becomes_first:  # a callback that moves to this rank may have changed them
+            self._state.assign(values)
+            self.model.stop_training = stop
 
     def _share(self, newest: Newest) -> None:
         received = self._state.share(newest, self._place, self._logs)

@@ -99,8 +99,6 @@ def share(
     Raises:
         tfdist.MismatchError: the ranks' variables differ.
     """
-    if changes["stop"]:
-        model.stop_training = True
     if changes["initial_epoch"] is not None:
         model._initial_epoch = changes["initial_epoch"]
     if changes["built"] and not _built(model)[0]:
@@ -112,6 +110,8 @@ def share(
         )
         follow_variables(model)
         clear_buffers(model.trainable_variables)
+    if changes["stop"]:  # not if a rank was lost before
+        model.stop_training = True
 
 
 def wants_to_stop(model: keras.Model) -> bool:

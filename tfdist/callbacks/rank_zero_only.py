@@ -96,8 +96,7 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # whether all ranks copy the callback's state
-        # Changes that some ranks may not have, and the values of changed variables.
-        self._unsent: list[tuple[dict[str, Any], list[tf.Tensor]]] = []
+        self._latest: list[_SharedHook] = []  # at most one
         self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
@@ -138,7 +137,7 @@ class RankZeroOnly(RankCallback):
         """Checks the model and the list; runs the hook while the others wait."""
         super().on_train_begin(logs)
         self._training = True
-        self._unsent.clear()
+        self._latest.clear()
         self._keeps_copies = Generations().is_elastic
         self._run_on_first_rank("on_train_begin", logs)
 
@@ -182,13 +181,11 @@ class RankZeroOnly(RankCallback):
         if hook == "on_epoch_end" and kind_of(self.callback) in _SAVES_WEIGHTS:
             compare_model(self.model, f"when {self._name} is to save")
 
+        call = (hook, *arguments[:-1])  # without the logs
+
         def run() -> dict[str, Any]:
-            if self._unsent:  # a rank was lost before all ranks had the changes
-                changes, values = self._unsent[0]
-                variables = variables_of(self.model)
-                for i, value in zip(changes["changed"], values, strict=True):
-                    variables[i].assign(value)  # undone since
-                return changes
+            if self._latest and self._latest[0].call == call:
+                return self._latest[0].restore(self.model)
             before = TrainingState(self.model, with_values=self._looks())
             getattr(self.callback, hook)(*arguments)
             changes = before.changes(
@@ -196,9 +193,7 @@ class RankZeroOnly(RankCallback):
             )
             if self._keeps_copies:
                 changes["state"] = state_to_send(self.callback)
-                variables = variables_of(self.model)
-                values = [_copy(variables[i]) for i in changes["changed"]]
-                self._unsent.append((changes, values))
+                self._latest[:] = [_SharedHook(call, changes, self.model)]
             return changes
 
         told = run_on_rank(
@@ -214,9 +209,10 @@ class RankZeroOnly(RankCallback):
         if told is None:  # in a newcomer of an elastic job
             return
         share(self.model, told, self._first, self._ranks)
-        self._unsent.clear()
         if runtime.rank() != self._first:
             vars(self.callback).update(told.get("state", {}))
+            if self._keeps_copies:
+                self._latest[:] = [_SharedHook(call, told, self.model)]
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Calls the method on rank 0; no rank waits, so an exception ends the job."""
@@ -265,6 +261,35 @@ class RankZeroOnly(RankCallback):
 
     def _stops_together(self) -> bool:
         return any(isinstance(c, StopTogether) for c in self._listed)
+
+
+class _SharedHook:
+    """The changes that a hook has made on rank 0, and that all ranks have got.
+
+    If a rank is lost before the other ranks have got them, the hook is repeated. Rank 0
+    then sends the changes again, instead of calling the callback a second time. So does
+    a new rank 0 that has got the changes.
+
+    Args:
+        call: name and arguments of the hook.
+        changes: the changes, from `TrainingState`.
+        model: the model, whose variables have been changed.
+    """
+
+    def __init__(
+        self, call: tuple[Any, ...], changes: dict[str, Any], model: keras.Model
+    ) -> None:
+        self.call = call
+        self._changes = changes
+        variables = variables_of(model)
+        self._values = [_copy(variables[i]) for i in changes["changed"]]
+
+    def restore(self, model: keras.Model) -> dict[str, Any]:
+        """Sets the variables, which were restored, again; returns the changes."""
+        variables = variables_of(model)
+        for i, value in zip(self._changes["changed"], self._values, strict=True):
+            variables[i].assign(value)
+        return self._changes
 
 
 def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
