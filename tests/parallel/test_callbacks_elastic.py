@@ -358,6 +358,23 @@ def test_each_shuffled_sample_is_validated_once_after_any_number_of_passes():
     assert first == second
 
 
+def _validated_in_small_batches():
+    x = np.ones((12, 1))
+    train, valid = (
+        tfdist.data.global_batches((x, x), global_batch=size) for size in (4, 1)
+    )
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    called = [tfdist.callbacks.Elastic()]
+    with pytest.raises(ValueError, match="a global_batch of at least 2, the number"):
+        model.fit(train, verbose=0, validation_data=valid, callbacks=called)
+    return int(model.optimizer.iterations)
+
+
+def test_validation_batches_that_are_too_small_are_refused_at_the_start():
+    assert run_ranks(_validated_in_small_batches, 2) == [0, 0]
+
+
 def _of_some_ranks():
     keras.utils.clear_session()
     some = tfdist.add_process_set([0])

@@ -8,11 +8,12 @@ import time
 from types import SimpleNamespace
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
 import tfdist
-from tfdist.callbacks import Progress, RankZeroOnly, rank_zero_only
+from tfdist.callbacks import Progress, RankZeroOnly, elastic, rank_zero_only
 from tfdist.callbacks._callback_changes import CallbackChanges
 from tfdist.callbacks._callback_states import (
     MAX_STATE_BYTES,
@@ -23,6 +24,7 @@ from tfdist.callbacks._elastic_fit import ElasticFit
 from tfdist.callbacks._fit_place import place_of_step
 from tfdist.callbacks._fit_position import FitPosition
 from tfdist.callbacks._fit_state import FitState, Received
+from tfdist.callbacks.elastic import _check_best_weights
 from tfdist.collectives.object_codec import decode, encode
 
 
@@ -33,6 +35,7 @@ def test_numbers_arrays_and_their_collections_are_sent():
         "weights": [np.zeros(2), None],
         "history": {"loss": [1.0, 2.0]},
         "names": ["a.keras"],
+        "halves": [np.zeros(2, ml_dtypes.bfloat16)],
     }
     assert plain_state(state) == state
 
@@ -135,6 +138,19 @@ def test_the_best_weights_of_a_large_model_are_sent():
     best.on_train_begin()
     wrapped.on_epoch_end(0, {"loss": 1.0})
     assert best.best == 1.0 and best.best_weights is not None
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, RankZeroOnly])
+def test_best_weights_that_cannot_be_sent_are_refused(wrap, monkeypatch):
+    best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    _, model = in_elastic_fit(keras.callbacks.Callback(), units=100)
+    callbacks = [wrap(best)]
+    _check_best_weights(model, callbacks)
+    monkeypatch.setattr(elastic, "MAX_CALLBACK_BYTES", 800)  # for 200 weights
+    with pytest.raises(NotImplementedError, match="Omit restore_best_weights"):
+        _check_best_weights(model, callbacks)
+    best.restore_best_weights = False
+    _check_best_weights(model, callbacks)
 
 
 def test_a_new_rank_0_keeps_the_columns_of_a_log(tmp_path):

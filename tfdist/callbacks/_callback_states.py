@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.collectives.object_codec import encode
+from tfdist.collectives.object_codec import encode, is_number
 from tfdist.core.registry import WeakRegistry
 
 MAX_STATE_BYTES = 1 << 30  # of all that ranks of an elastic `fit` send at once
-_MAX_CALLBACK_BYTES = 1 << 28
+MAX_CALLBACK_BYTES = 1 << 28  # of the state of one callback
 _logger = logging.getLogger("tfdist")
 # Callback → names of the attributes that a warning has named.
 _named: WeakRegistry[set[str]] = WeakRegistry()
@@ -58,7 +58,7 @@ def state_to_send(callback: Any) -> dict[str, Any]:
         callback: a Keras callback.
     """
     found: dict[str, Any] = {}
-    left = _MAX_CALLBACK_BYTES
+    left = MAX_CALLBACK_BYTES
     for name, value in plain_state(vars(callback)).items():
         try:
             left -= len(encode(value, max_bytes=left))
@@ -86,7 +86,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, _SCALARS):
         return not isinstance(value, enum.Enum)
     if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufc"
+        return is_number(value.dtype)
     if depth == _MAX_DEPTH:
         return False
     if type(value) in (list, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.callbacks._base import RankCallback, accumulates
 from tfdist.callbacks._callback_list import callback_list_of_the_call, variables_of_fit
+from tfdist.callbacks._callback_states import MAX_CALLBACK_BYTES
 from tfdist.callbacks._elastic_fit import ElasticFit
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
@@ -86,7 +88,8 @@ class Elastic(RankCallback):
             from `tfdist.data.global_batches`, or have `drop_remainder=False`; they have
             a `per_rank_batch`, and `start` is not 0; the validation data have a
             `per_rank_batch` or a `BatchSchedule`; the model or an optimizer is not
-            built; `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch`
+            built; `global_batch` of the validation data is smaller than the number of
+            ranks; `fit` has `steps_per_epoch` or `class_weight`, or `initial_epoch`
             with `start`; `start` is within an execution (`steps_per_execution`); or the
             ranks may be unable to divide a batch equally, and the optimizer uses
             `ReduceOp.ADASUM` or averages gradients of a loss that is not a mean over
@@ -95,7 +98,9 @@ class Elastic(RankCallback):
             between the ranks.
         NotImplementedError: at the start of `fit`: the list contains an `UnevenData`,
             or an optimizer has a `process_set` of only some ranks; or, in an elastic
-            job, an optimizer accumulates gradients or has local variables.
+            job, an optimizer accumulates gradients or has local variables, or the list
+            contains an `EarlyStopping` with `restore_best_weights`, and the model has
+            more than 250 MiB of weights.
         RuntimeError: in an elastic job: the program has already called `fit` with an
             `Elastic`. After the first step: batches have to be weighted, but the
             `train_step` does not call `self.compute_loss`.
@@ -154,6 +159,7 @@ class Elastic(RankCallback):
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
             _check_elastic(self.model)
+            _check_best_weights(self.model, self._listed)
         self._step_size = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         self._weights_seen = None
         if self._needs_weights(is_elastic):
@@ -242,6 +248,12 @@ def _sources_of_fit(model: keras.Model, start: int) -> tuple[Any, Any]:
             "tfdist.data.global_batches(..., global_batch=..., shuffle=False, "
             "drop_remainder=False)."
         )
+    size = runtime.size()  # in a process that joins, at least the size it joins
+    if validation is not None and validation.step_size(0, size) < size:
+        raise ValueError(
+            f"Expected validation data with a global_batch of at least {size}, the "
+            f"number of ranks, got {validation.step_size(0, size)}."
+        )
     if start and source.is_per_rank:
         raise ValueError(
             f"Elastic cannot be used with start={start} and a per_rank_batch, because "
@@ -317,6 +329,24 @@ def _check_elastic(model: keras.Model) -> None:
                 "Elastic cannot be used with local_variables: those of a lost rank "
                 "would be missing. Start the job without --min-np."
             )
+
+
+def _check_best_weights(
+    model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
+) -> None:
+    """Raises if the best weights of an `EarlyStopping` are too large to be sent."""
+    size = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
+    if size < 0.99 * MAX_CALLBACK_BYTES:  # the encoding needs some bytes as well
+        return
+    inner = [getattr(one, "callback", one) for one in callbacks]  # of a RankZeroOnly
+    if any(getattr(one, "restore_best_weights", False) for one in inner):
+        raise NotImplementedError(
+            "Elastic cannot be used with EarlyStopping(restore_best_weights=True) and "
+            f"{size >> 20} MiB of weights. A process that replaces a lost rank gets at "
+            f"most {MAX_CALLBACK_BYTES >> 20} MiB of a callback's state. Omit "
+            "restore_best_weights, and save the best model with "
+            "tfdist.callbacks.Checkpoint(..., save_best_only=True)."
+        )
 
 
 def _averages(model: keras.Model) -> bool:

@@ -171,14 +171,25 @@ def _refusal(obj: Any, path: str) -> str:
 
 
 def _pack_array(array: np.ndarray, path: str) -> bytes:
-    name = _NAMES.get(array.dtype) or array.dtype.str
-    if not _is_known(name):
+    if not is_number(array.dtype):
         raise TypeError(
             f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
             "list for strings and objects; cast numbers to a NumPy type, bfloat16, "
             "float8_e5m2, float8_e4m3fn, int4 or uint4."
         )
+    name = _NAMES.get(array.dtype) or array.dtype.str
     return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
+
+
+def is_number(dtype: np.dtype) -> bool:
+    """Returns whether arrays of this type can be encoded.
+
+    Example:
+        >>> from tfdist.collectives.object_codec import is_number
+        >>> is_number(np.dtype("f4")), is_number(np.dtype("U1"))
+        (True, False)
+    """
+    return _is_known(_NAMES.get(dtype) or dtype.str)
 
 
 def _is_known(name: str) -> bool:
