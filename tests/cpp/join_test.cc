@@ -254,6 +254,27 @@ TEST(a_group_that_was_registered_meanwhile_is_known_afterwards) {
   });
 }
 
+TEST(a_group_of_a_process_set_that_was_registered_meanwhile_is_known_for_that_set) {
+  Ranks ranks(3, "shm");
+  ranks.Each([&](int rank) {
+    const std::string list = "late float32 [3]";
+    uint32_t set = 0;
+    CHECK_OK(ranks[rank].AddProcessSet({0, 2}, 0, &set));
+    if (rank == 0) {
+      std::vector<uint8_t> present = {1};
+      std::string group;
+      CHECK_OK(ranks[rank].RegisterGroup(set, list, &present, 0, &group));
+    }
+    if (rank != 1) {
+      Join(ranks[rank], set);
+      std::vector<uint8_t> present = {1};
+      std::string group;
+      CHECK(ranks[rank].FindGroup(set, list, &present, &group));
+      CHECK(!ranks[rank].FindGroup(0, list, &present, &group));
+    }
+  });
+}
+
 TEST(a_rank_that_waits_alone_gives_up_after_its_timeout) {
   Config config = TestConfig();
   config.timeout_s = 1;
@@ -263,6 +284,21 @@ TEST(a_rank_that_waits_alone_gives_up_after_its_timeout) {
   CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(Code::kDeadlineExceeded));
   CHECK_CONTAINS(status.message(), "join \"join\" has waited");
   CHECK_CONTAINS(status.message(), "rank 0");
+}
+
+TEST(a_join_of_a_process_set_that_times_out_names_the_set) {
+  Config config = TestConfig();
+  config.timeout_s = 1;
+  Ranks ranks(2, "shm", config);
+  uint32_t set = 0;
+  ranks.Each([&](int rank) {
+    uint32_t id = 0;
+    CHECK_OK(ranks[rank].AddProcessSet({0, 1}, 0, &id));
+    if (rank == 1) set = id;
+  });
+  int32_t unused[2];
+  const Status status = ranks[1].Join(set, 0, unused, unused + 1);
+  CHECK_CONTAINS(status.message(), "of process set " + std::to_string(set) + " has waited");
 }
 
 TEST(the_timeout_counts_from_the_last_collective) {

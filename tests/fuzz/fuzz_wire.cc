@@ -64,7 +64,7 @@ void CheckJoins(ByteSpan bytes) {
   JoinNote note;
   if (!DecodeJoin(bytes, &note)) return;
   FUZZ_CHECK(note.timeout_s >= 0 && note.timeout_s <= 1e9);
-  Joins joins({0, 1, 2, 3});
+  Joins joins(0, {0, 1, 2, 3});
   note.rank &= 3;
   FUZZ_CHECK(joins.Add(note, 0).ok());
   FUZZ_CHECK(!joins.Add(note, 0).ok());

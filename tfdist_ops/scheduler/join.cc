@@ -208,6 +208,7 @@ Stall Joins::Describe(int64_t now_us) const {
   RequestInfo info;
   info.key = kJoinKey;
   info.kind = CollectiveKind::kJoin;
+  info.set = set_;
   std::vector<int> missing;
   for (int32_t rank : ranks_) {
     if (!Has(rank)) missing.push_back(rank);

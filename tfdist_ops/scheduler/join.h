@@ -55,7 +55,7 @@ int Contributors(const JoinedRanks& joined, int size, uint64_t ticket);
 // The leader's record of the ranks of a process set that have joined.
 class Joins {
  public:
-  explicit Joins(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
+  Joins(uint32_t set, std::vector<int32_t> ranks) : set_(set), ranks_(std::move(ranks)) {}
 
   // A rank has joined. An error: it already had (a bug of that rank).
   Status Add(const JoinNote& note, int64_t now_us);
@@ -98,6 +98,7 @@ class Joins {
   Stall Describe(int64_t now_us) const;
   void NoteCollective(int64_t now_us);
 
+  const uint32_t set_;
   const std::vector<int32_t> ranks_;
   std::map<int32_t, Joined> joined_;
   std::set<int32_t> latest_;  // those that have joined since the last collective

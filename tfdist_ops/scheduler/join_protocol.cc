@@ -204,7 +204,7 @@ std::unique_ptr<Request> JoinProtocol::TakePartInAnnounced(ProcessSet* set, cons
   std::unique_ptr<Request> request = MakeRequest(set, info, now_us);
   if (request == nullptr) return nullptr;
   if (info.kind == CollectiveKind::kRegister) {
-    request->agreed = [this, info](const Response& agreed) {
+    request->agreed = [this, info = request->info](const Response& agreed) {
       if (access_.registered) access_.registered(info, agreed);
     };
   }

@@ -88,7 +88,7 @@ void ProcessSetRegistry::Open(ProcessSet* set, std::vector<int32_t> ranks) {
       [this, set](const RequestInfo& info) { return AlgorithmAloneOf(*set, info); },
       is_world ? std::make_unique<SetTable>(world_.size, world_.generation) : nullptr);
   set->stall_tracker = std::make_unique<StallTracker>(set->ranks);
-  set->joins = std::make_unique<Joins>(set->ranks);
+  set->joins = std::make_unique<Joins>(set->id, set->ranks);
 }
 
 Status ProcessSetRegistry::Check(const Request& request) const {
