@@ -194,6 +194,34 @@ TEST(an_answer_about_an_earlier_join_does_not_count) {
   for (const auto& round : rounds) Check({round, round + 1, round + 2}, "");
 }
 
+// Rank 1 joins, of which rank 0 hears only when it has made two more steps.
+TEST(steps_without_elements_are_counted_by_a_rank_that_joins) {
+  HandDriven ranks(2, TestConfig());
+  ranks.Register("w");
+  Round rounds[2];
+  for (int rank : {0, 1}) Submit(&ranks, rank, 0, &rounds[rank]);
+  ranks.Settle();
+  ranks.control_open[0] = false;
+  Join(&ranks, 1, &rounds[1]);
+  ranks.Settle();
+  for (int step = 0; step < 2; ++step) {
+    Submit(&ranks, 0, 0, &rounds[0]);
+    ranks.Settle();
+  }
+  ranks.control_open[0] = true;
+  ranks.Settle();
+  Join(&ranks, 0, &rounds[0]);
+  ranks.Settle();
+  rounds[0].wanted = 3;
+  rounds[1].wanted = 1;
+  Check({&rounds[0], &rounds[1]}, "");
+  for (int rank : {0, 1}) Submit(&ranks, rank, 3, &rounds[rank]);
+  ranks.Settle();
+  for (const Round& round : rounds) {
+    for (const Done& done : round.steps.back().done) CHECK_EQ(TextOf(done), std::string("ok"));
+  }
+}
+
 TEST(a_join_ends_after_what_its_rank_takes_part_in) {
   HandDriven ranks(2, TestConfig());
   Round rounds[2];

@@ -89,7 +89,8 @@ bool BucketBook::Predictable(uint64_t ticket, const RequestInfo& info) const {
 void BucketBook::Agree(uint64_t ticket, const RequestInfo& info) {
   if (ticket == 0) return;
   Bucket& bucket = buckets_[BucketOf(ticket)];
-  bucket.agreed = info;
+  bucket.agreed.reset();
+  if (ShapeBytes(info) > 0) bucket.agreed = info;
   ++bucket.agreements;
 }
 

@@ -79,7 +79,9 @@ class BucketBook {
   bool Predictable(uint64_t ticket, const RequestInfo& info) const;
   // Whether the bucket has been agreed on before.
   bool Known(uint64_t ticket) const;
-  // The ranks have agreed on this submission, or have found that they do not agree.
+  // The ranks have agreed on this submission, or have found that they do not agree. One without
+  // elements needs agreement again each time: it would end before other ranks have submitted it,
+  // and this rank could be several submissions ahead of one that joins.
   void Agree(uint64_t ticket, const RequestInfo& info);
   void Forget(uint64_t ticket);
   // How often Agree or Forget has been called for its bucket.
