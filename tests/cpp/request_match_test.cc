@@ -153,6 +153,19 @@ TEST(buckets_must_be_made_of_the_same_tensors_in_the_same_order) {
                 "rank 1: 2 tensors");
 }
 
+// Slices are cut by the places of the tensors in the list, so other places give other results.
+TEST(lists_must_have_the_same_tensors_at_the_same_places) {
+  RequestInfo list = Make(CollectiveKind::kAllreduce, {3});
+  list.shapes = {{3}, {3}};
+  list.sizes = {3, 3};
+  list.hints = {0, 2};
+  CHECK_OK(CheckRequestsMatch({list, list}));
+  RequestInfo other = list;
+  other.hints = {0, 1};
+  CheckMismatch(CheckRequestsMatch({list, other}), "the order of the tensors",
+                "rank 0: elements [0,2] of the list; rank 1: elements [0,1] of the list");
+}
+
 // Also on the last of the ranks, and where all else is alike.
 TEST(allreduces_must_agree_on_what_else_decides_how_they_run) {
   const RequestInfo alike = Valid(CollectiveKind::kAllreduce);

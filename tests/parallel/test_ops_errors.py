@@ -39,6 +39,12 @@ def call_with(what, rank):
     if what == "number":
         xs = [x] * (2 if odd else 3)
         return lambda: tfdist.grouped_allreduce(xs, name="x")
+    if what == "order":
+        large, small, count = tf.ones([16384]), tf.ones([3]), tf.ones([], tf.int32)
+        rest = [small, small, count] if odd else [count, small, small]
+        return lambda: tfdist.grouped_allreduce(
+            [large, *rest], name="x", op=ReduceOp.SUM
+        )
     return lambda: tfdist.allreduce(x, name="x", **options)
 
 
@@ -60,6 +66,7 @@ VALUES = {
     "op": ("sum", "max"),
     "prescale": ("1", "0.5"),
     "number": ("3", "2"),
+    "order": ("[0,2,3]", "[0,1,2]"),
 }
 
 

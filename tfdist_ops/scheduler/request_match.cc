@@ -87,6 +87,13 @@ std::string TensorsText(const RequestInfo& info) {
   return text;
 }
 
+// The places of the tensors of a grouped allreduce in the list of its caller, which may have other
+// tensors between them. The slice of a small tensor depends on its place.
+std::string PlacesText(const RequestInfo& info) {
+  return "elements " + ShapeText(std::vector<int64_t>(info.hints.begin(), info.hints.end())) +
+         " of the list";
+}
+
 // The part of a shape that must agree where the number of rows need not.
 std::string RowShapeText(const RequestInfo& info) {
   if (info.shapes.empty() || info.shapes[0].empty()) return "[] (a scalar)";
@@ -333,6 +340,14 @@ Status CheckRequestsMatch(const Requests& by_index, const Members& members) {
   if (!text.empty()) {
     return Mismatch(key, "the tensors of the bucket", text,
                     "Cut the gradients into the same buckets on every rank.");
+  }
+  text = Differences(by_index, members, [](const RequestInfo& i) {
+    if (i.bucket || i.kind != CollectiveKind::kAllreduce) return std::string();
+    return PlacesText(i);
+  });
+  if (!text.empty()) {
+    return Mismatch(key, "the order of the tensors", text,
+                    "Pass the tensors in the same order on every rank.");
   }
   text = Differences(by_index, members, [](const RequestInfo& i) {
     if (i.predicted != 0) return TicketText(i.predicted);
