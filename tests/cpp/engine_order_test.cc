@@ -160,6 +160,28 @@ TEST(what_a_rank_has_sent_is_used_although_it_goes_before_its_goodbye_was_answer
   CHECK(data[2] == std::vector<float>(10, 3.0f));
 }
 
+// The data that rank 1 has sent are lost with it, although it had said goodbye.
+TEST(a_rank_that_goes_before_its_data_have_arrived_is_named) {
+  World3 world;
+  world.data_open = false;
+  std::vector<std::vector<float>> data(3);
+  std::vector<std::shared_ptr<std::unique_ptr<Status>>> done;
+  for (int r = 0; r < 3; ++r) done.push_back(world.Broadcast(r, &data[static_cast<size_t>(r)]));
+  world.Settle();
+  world.engines[1]->Leave(1000);
+  world.Settle();
+  CHECK_EQ(Text(done[1]), "ok");
+  CHECK(!world.engines[1]->Left());
+  world.engines[1].reset();
+  for (int i = 0; i < 10; ++i) {
+    for (int rank : {0, 2}) world.Turn(rank);
+    for (size_t rank : {0, 2}) world.engines[rank]->Tick(1000 + i * 50 * 1000);
+  }
+  CHECK_CONTAINS(Text(done[2]),
+                 "rank 1 (host testhost, pid 4242) failed: it has shut down, and its connection "
+                 "ended before all of its data had arrived");
+}
+
 // A forked child of a dead rank can keep its socket open; the engine is told by other means.
 TEST(a_peer_whose_process_has_ended_is_lost_although_its_connection_is_open) {
   World3 world;

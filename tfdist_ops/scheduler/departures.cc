@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "scheduler/failure_status.h"
+
 namespace tfdist {
 
 Departures::Departures(const Access& access) : access_(access), peers_(access.links.size()) {}
@@ -111,6 +113,26 @@ void Departures::CheckPredicted(int peer) {
       if (last != took_part.end() && TookPart(last->second, ticket)) continue;
       ReportMissed(peer);
       return;
+    }
+  }
+}
+
+void Departures::CheckArrived() {
+  for (size_t p = 0; p < peers_.size(); ++p) {
+    if (!peers_[p].said_goodbye || access_.links[p] != nullptr) continue;
+    const int peer = static_cast<int>(p);
+    for (const auto& [id, set] : access_.sets) {
+      for (const auto& [turn, active] : set->active) {
+        if (access_.state.stopped || !active.operation->Awaits(peer)) continue;
+        const std::string& key = active.operation->members()[0]->info.key;
+        access_.failures->Suspect(
+            peer, true,
+            RankFailure(access_.world, key, peer,
+                        "it has shut down, and its connection ended before all of its data had "
+                        "arrived",
+                        ""));
+        return;
+      }
     }
   }
 }

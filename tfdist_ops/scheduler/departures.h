@@ -52,6 +52,9 @@ class Departures {
   void CheckAnnounced();
   // The predicted operations that run here.
   void CheckPredicted(int peer);
+  // The operations that run here and await data of a peer whose link has ended. A peer that left
+  // has sent its part, but not all of it may have come before its link ended.
+  void CheckArrived();
 
   // ---- this rank ----
   void SayGoodbye();

@@ -379,6 +379,7 @@ void Engine::Tick(int64_t now_us) {
     predicted_.CheckMismatch(set.get(), now_us);
     if (!state_.stopped) deadlines_.EndExpired(*set, now_us);
   }
+  departures_.CheckArrived();
   if (!state_.stopped) deadlines_.EndLate(now_us);
   deadlocks_.Tick(now_us);
   failures_.Tick(now_us);

@@ -73,9 +73,9 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   if (!departures_.HasLeft(peer) && !state_.leaving && state_.failure.ok()) {
     failures_.OnConnectionLost(peer, reason, now_us);
   }
-  // A peer that left had done its part, and what it sent was read before its link ended. Frames of
-  // it that are still held here, because a third rank is slow or this one lags behind, would be
-  // lost with the link.
+  // A peer that left had done its part, and what came of it was read before its link ended (if not
+  // all of it came: Departures::CheckArrived). Frames of it that are still held here, because a
+  // third rank is slow or this one lags behind, would be lost with the link.
   data_lane_.CopyFrames(peer);
   departures_.OnLost(peer);
   control_.DiscardQueue(peer);
