@@ -101,6 +101,33 @@ TEST(inside_a_host_a_large_operation_runs_alone) {
   CHECK_EQ(SentOfInputs(8 << 20, 40, {0, 1}), 2.0);
 }
 
+// Rank 2 is late: what rank 1 sends for the four buckets fills its lane to rank 0.
+TEST(no_note_is_left_of_an_operation_whose_frames_were_copied_out) {
+  Config config = TestConfig();
+  config.allreduce_algorithm = "pairwise";
+  config.shm_slots = 2;
+  HandDriven ranks(3, config, nullptr, "shm");
+  ranks.Register("w");
+  std::vector<std::vector<float>> data(12);
+  std::vector<Done> done;
+  const auto submit = [&](int rank) {
+    for (int bucket = 0; bucket < 4; ++bucket) {
+      auto& own = data[static_cast<size_t>(4 * rank + bucket)];
+      own.assign(600, 1.0f);
+      done.push_back(ranks.Bucket(rank, "w", bucket, 4, &own));
+    }
+  };
+  for (int rank : {0, 1, 2}) submit(rank);
+  ranks.Settle(40);
+  for (int rank : {0, 1}) submit(rank);
+  ranks.Settle(400);
+  CHECK(ranks[0].copied() > 0);
+  submit(2);
+  ranks.Settle(40);
+  for (const Done& one : done) CHECK_EQ(TextOf(one), "ok");
+  for (int rank : {0, 1, 2}) CHECK_EQ(ranks[rank].copied(), size_t{0});
+}
+
 TEST(one_that_stands_still_keeps_no_other_out) { CHECK_EQ(SentOfInputs(8 << 20, 400, {}), 2.0); }
 
 }  // namespace

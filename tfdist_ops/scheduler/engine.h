@@ -123,6 +123,8 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   bool agreeing() const { return sets_.agreeing(); }
   // Data frames that came before their operation, copied out and waiting for it.
   size_t stashed() const { return sets_.stashed(); }
+  // Operations whose data frames are copied out because a lane was full of them.
+  size_t copied() const { return sets_.copied(); }
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
   // Whether a connection has just ended and the process at its other end is being looked at.

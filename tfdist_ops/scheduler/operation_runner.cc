@@ -115,12 +115,14 @@ bool OperationRunner::Advance(ProcessSet* set, int64_t now_us, Completed* comple
                                       running < access_.config.max_active &&
                                       running_bytes < most_bytes;) {
     Operation& operation = *it->second.operation;
-    if (operation.Advance(access_.links, access_.world.generation, access_.data_lane->held())) {
-      it->second.moved_us = now_us;
-      if (!set->copied.empty()) set->copied.erase(operation.ticket());
-      moved = true;
-    }
-    if (!operation.complete()) {
+    const bool ran =
+        operation.Advance(access_.links, access_.world.generation, access_.data_lane->held());
+    if (ran) it->second.moved_us = now_us;
+    // Its last step may have run when its last frame came.
+    const bool complete = operation.complete();
+    moved |= ran || complete;
+    if ((ran || complete) && !set->copied.empty()) set->copied.erase(operation.ticket());
+    if (!complete) {
       // One that stands still, maybe because a rank has yet to submit it, must not keep out others
       // (see ticket_order.h).
       if (now_us - it->second.moved_us < kIdleUs) {
@@ -130,7 +132,6 @@ bool OperationRunner::Advance(ProcessSet* set, int64_t now_us, Completed* comple
       ++it;
       continue;
     }
-    moved = true;
     completed->tickets.push_back(operation.ticket());
     if (access_.recorder->records()) access_.recorder->KeepTrace(&operation);
     const bool keep = IsPredicted(operation.ticket()) && operation.IsWorthKeeping();

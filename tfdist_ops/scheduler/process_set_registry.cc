@@ -48,6 +48,12 @@ size_t ProcessSetRegistry::stashed() const {
   return frames;
 }
 
+size_t ProcessSetRegistry::copied() const {
+  size_t operations = 0;
+  for (const auto& [id, set] : sets_) operations += set->copied.size();
+  return operations;
+}
+
 ProcessSet* ProcessSetRegistry::Find(uint32_t id) const {
   const auto known = sets_.find(id);
   return known != sets_.end() ? known->second.get() : nullptr;

@@ -40,6 +40,7 @@ class ProcessSetRegistry {
   bool agreeing() const;   // an operation of this rank waits for all ranks to agree on it
   bool deciding() const;   // ranks wait for this one as a leader
   size_t stashed() const;  // data frames that wait for their operation
+  size_t copied() const;   // operations whose frames are copied out when they come
 
   using Map = std::map<uint32_t, std::unique_ptr<ProcessSet>>;
   Map::const_iterator begin() const { return sets_.begin(); }  // in the order of their ids
