@@ -69,6 +69,17 @@ void EngineWorld::PlanFault() {
       }
       break;
     case 4: {  // nothing may fail
+      if (rng_.Chance(40)) {
+        result_.fault = "suspended job";
+        fault_us_ = at_us + rng_.Between(kSecond, 20 * kSecond);
+        queue_.At(at_us, [this] {
+          for (int r = 0; r < size_; ++r) Stop(r);
+        });
+        queue_.At(fault_us_, [this] {
+          for (int r = 0; r < size_; ++r) Continue(r);
+        });
+        break;
+      }
       result_.fault = "slow";
       for (int r = 0; r < size_; ++r) {
         if (rng_.Chance(50)) continue;

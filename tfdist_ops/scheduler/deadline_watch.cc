@@ -17,13 +17,31 @@ constexpr int64_t kLeaderGraceUs = 500 * 1000;
 
 }  // namespace
 
-void DeadlineWatch::WarnOfStalls(ProcessSet* set, int64_t now_us) {
+// A timeout is for ranks that do not call an operation, not for slow lines. Operations that come
+// after one that moves may be waiting for their turn.
+void DeadlineWatch::Prolong(int64_t now_us) {
+  for (const auto& [id, set] : access_.sets) {
+    bool moves = false;
+    for (const auto& [turn, active] : set->active) {
+      moves |= active.moved_us >= prolonged_us_;
+      if (!moves) continue;
+      for (const auto& member : active.operation->members()) {
+        const auto timeout_us = static_cast<int64_t>(member->info.timeout_s * 1e6);
+        member->deadline_us = access_.state.own_us + timeout_us;
+      }
+    }
+  }
+  prolonged_us_ = now_us;
+}
+
+void DeadlineWatch::WarnOfStalls(ProcessSet* set) {
+  const int64_t own_us = access_.state.own_us;
   const auto warning_us = static_cast<int64_t>(access_.config.stall_warning_s * 1e6);
-  std::vector<Stall> stalls = set->negotiator->TakeStalls(now_us, warning_us);
-  for (Stall& stall : set->stall_tracker->TakeStalls(now_us, warning_us)) {
+  std::vector<Stall> stalls = set->negotiator->TakeStalls(own_us, warning_us);
+  for (Stall& stall : set->stall_tracker->TakeStalls(own_us, warning_us)) {
     stalls.push_back(std::move(stall));
   }
-  for (Stall& stall : set->joins->TakeStalls(now_us, warning_us)) {
+  for (Stall& stall : set->joins->TakeStalls(own_us, warning_us)) {
     stalls.push_back(std::move(stall));
   }
   for (const Stall& stall : stalls) {
@@ -39,10 +57,11 @@ void DeadlineWatch::WarnOfStalls(ProcessSet* set, int64_t now_us) {
 }
 
 void DeadlineWatch::EndExpired(const ProcessSet& set, int64_t now_us) {
-  std::optional<Stall> expired = set.negotiator->Expired(now_us);
-  if (!expired) expired = set.stall_tracker->Expired(now_us);
-  if (!expired) expired = set.joins->Expired(now_us);
-  if (!expired) expired = access_.gate.ExpiredStep(set, now_us, now_us);
+  const int64_t own_us = access_.state.own_us;
+  std::optional<Stall> expired = set.negotiator->Expired(own_us);
+  if (!expired) expired = set.stall_tracker->Expired(own_us);
+  if (!expired) expired = set.joins->Expired(own_us);
+  if (!expired) expired = access_.gate.ExpiredStep(set, own_us, now_us);
   if (!expired) return;
   ErrorRecord record{"timeout", -1, "", 0, expired->key, "deadline passed", expired->text};
   std::string message = expired->text;
@@ -57,7 +76,7 @@ void DeadlineWatch::EndExpired(const ProcessSet& set, int64_t now_us) {
 }
 
 void DeadlineWatch::EndLate(int64_t now_us) {
-  const int64_t limit = now_us - kLeaderGraceUs;
+  const int64_t limit = access_.state.own_us - kLeaderGraceUs;
   const Request* late = nullptr;
   const ProcessSet* of = nullptr;
   access_.pending.ForEachInSets([&](const ProcessSet& set, const Request& request) {

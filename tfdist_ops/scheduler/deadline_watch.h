@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "scheduler/control_lane.h"
+#include "scheduler/engine_state.h"
 #include "scheduler/failure_sink.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
@@ -21,6 +22,7 @@ class DeadlineWatch {
   struct Access {
     const World& world;
     const Config& config;
+    const EngineState& state;
     const ProcessSetRegistry& sets;
     const PendingRequests& pending;
     const StepGate& gate;
@@ -29,15 +31,18 @@ class DeadlineWatch {
   };
   explicit DeadlineWatch(const Access& access) : access_(access) {}
 
+  // Gives operations whose data move their whole timeout again.
+  void Prolong(int64_t now_us);
   // As the leader of a set: warns of what waits for ranks, and ends the work when something has
   // waited past its deadline.
-  void WarnOfStalls(ProcessSet* set, int64_t now_us);
+  void WarnOfStalls(ProcessSet* set);
   void EndExpired(const ProcessSet& set, int64_t now_us);
   // As any rank, a little later: ends the work when the leader has not.
   void EndLate(int64_t now_us);
 
  private:
   const Access access_;
+  int64_t prolonged_us_ = 0;  // when Prolong was last called
 };
 
 }  // namespace tfdist

@@ -8,6 +8,13 @@
 #include "scheduler/failure_status.h"
 
 namespace tfdist {
+namespace {
+
+// More than twice this between two turns, and the process was suspended: it takes turns at least
+// once a second.
+constexpr int64_t kTurnUs = 1000 * 1000;
+
+}  // namespace
 
 Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
     : world_(std::move(world)),
@@ -16,6 +23,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       sets_(world_, config_),
       pending_(sets_),
+      own_time_(kTurnUs),
       monitor_(MakeHeartbeatMonitor(world_, config_, hooks_.process_state)),
       control_(world_, links_, &monitor_, this),
       recorder_(world_.rank, &control_),
@@ -30,7 +38,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       joins_(
           {world_, state_, &control_, &departures_, &gate_, &failures_, this, hooks_.registered}),
       predicted_({world_.rank, state_, &control_, &departures_, &joins_, &runner_, &failures_}),
-      deadlines_({world_, config_, sets_, pending_, gate_, &control_, &failures_}) {}
+      deadlines_({world_, config_, state_, sets_, pending_, gate_, &control_, &failures_}) {}
 
 Engine::~Engine() = default;
 
@@ -59,6 +67,7 @@ void DescribeTensors(Request* request) {
 }  // namespace
 
 void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
+  AdvanceOwnTime(now_us);
   ++state_.moves;
   request->submitted_us = now_us;
   Status refused = state_.failure;
@@ -72,7 +81,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     Finish(std::move(request), refused);
     return;
   }
-  request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  request->deadline_us = state_.own_us + static_cast<int64_t>(info.timeout_s * 1e6);
   DescribeTensors(request.get());
   ProcessSet* set = sets_.FindOrCreate(info.set);
   if (state_.stopped) {
@@ -130,9 +139,9 @@ void Engine::Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us) 
 void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us) {
   ++state_.moves;
   info.set = set->id;
-  const Status status = set->negotiator->Add(rank, std::move(info), now_us);
+  const Status status = set->negotiator->Add(rank, std::move(info), state_.own_us);
   if (!status.ok()) failures_.ReportBug(status, now_us);
-  predicted_.CheckMismatch(set, now_us);
+  predicted_.CheckMismatch(set);
   departures_.CheckAnnounced();
 }
 
@@ -146,7 +155,7 @@ bool Engine::SendResponses(int64_t now_us) {
         failures_.Suspect(kNoRank, true, response.error);
         return true;
       }
-      set->joins->Announced(response, now_us);
+      set->joins->Announced(response, state_.own_us);
       control_.SendToMembers(*set, FrameType::kResponse, EncodeResponse(response));
     }
     for (const Response& response : responses) HandleResponse(set.get(), response, now_us);
@@ -314,6 +323,7 @@ void Engine::CountStep(const Request& request) {
 // ---- one turn ----
 
 bool Engine::Poll(int64_t now_us) {
+  AdvanceOwnTime(now_us);
   bool moved = false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
@@ -352,7 +362,7 @@ bool Engine::AdvanceAll(int64_t now_us) {
     for (auto& request : completed.requests) {
       gate_.End(set.get(), std::move(request), Status(), now_us);
     }
-    for (uint64_t ticket : completed.tickets) predicted_.OnEnd(set.get(), ticket, now_us);
+    for (uint64_t ticket : completed.tickets) predicted_.OnEnd(set.get(), ticket);
     completed.tickets.clear();
     completed.requests.clear();
     completed_ = std::move(completed);
@@ -371,17 +381,19 @@ bool Engine::PollData(int64_t now_us) {
 }
 
 void Engine::Tick(int64_t now_us) {
+  AdvanceOwnTime(now_us);
+  deadlines_.Prolong(now_us);
   for (auto& [id, set] : sets_) {
     if (state_.stopped) break;
-    predicted_.Tick(set.get(), now_us);
+    predicted_.Tick(set.get());
     if (state_.stopped || set->negotiator == nullptr) continue;
-    deadlines_.WarnOfStalls(set.get(), now_us);
-    predicted_.CheckMismatch(set.get(), now_us);
+    deadlines_.WarnOfStalls(set.get());
+    predicted_.CheckMismatch(set.get());
     if (!state_.stopped) deadlines_.EndExpired(*set, now_us);
   }
   departures_.CheckArrived();
   if (!state_.stopped) deadlines_.EndLate(now_us);
-  deadlocks_.Tick(now_us);
+  deadlocks_.Tick(state_.own_us);
   failures_.Tick(now_us);
   if (!state_.leaving) recorder_.AskForTime(now_us);
 }

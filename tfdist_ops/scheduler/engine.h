@@ -161,6 +161,8 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void StopWork() override;
   void EndStopped(std::unique_ptr<Request> request) override;
   void EndAll(const Status& failure, const Status& pending, int64_t now_us) override;
+  // Every call that a deadline can depend on begins with it.
+  void AdvanceOwnTime(int64_t now_us) { state_.own_us += own_time_.Advance(now_us); }
 
   const World world_;
   Links links_;
@@ -169,6 +171,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   ProcessSetRegistry sets_;
   PendingRequests pending_;
   EngineState state_;
+  OwnTime own_time_;
   HeartbeatMonitor monitor_;
   ControlLane control_;
   TimelineRecorder recorder_;

@@ -133,19 +133,19 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kWaiting: {
       WaitNote note;
       if (!to_leader || !DecodeWait(message, &note)) return false;
-      if (!state_.stopped) predicted_.OnWait(set, peer, std::move(note), now_us);
+      if (!state_.stopped) predicted_.OnWait(set, peer, std::move(note));
       return true;
     }
     case FrameType::kProbe: {
       ProbeNote note;
       if (!from_leader || !DecodeProbe(message, &note)) return false;
-      if (!state_.stopped) predicted_.OnProbe(set, note.ticket, now_us);
+      if (!state_.stopped) predicted_.OnProbe(set, note.ticket);
       return true;
     }
     case FrameType::kProbeAnswer: {
       ProbeNote note;
       if (!to_leader || !DecodeProbe(message, &note)) return false;
-      predicted_.OnAnswer(set, peer, note, now_us);
+      predicted_.OnAnswer(set, peer, note);
       return true;
     }
     default:

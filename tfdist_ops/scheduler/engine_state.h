@@ -14,6 +14,9 @@ struct EngineState {
   Status failure;        // once the work has ended: the error of all that is submitted later
   // How often something has moved on this rank: submitted, ended, or heard of as a leader.
   uint64_t moves = 0;
+  // The clock of deadlines, stall warnings and the search for deadlocks. Time in which this process
+  // did not run, because the whole job was suspended, does not count (OwnTime).
+  int64_t own_us = 0;
 };
 
 }  // namespace tfdist

@@ -19,7 +19,7 @@ void JoinProtocol::Advance(ProcessSet* set, int64_t now_us) {
   const JoinNote note{access_.world.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0,
                       0};
   set->joined[access_.world.rank] = note.last;
-  Prolong(set, now_us);
+  Prolong(set);
   if (set->joins != nullptr) {
     Add(set, note, now_us);
     if (set->join_answer.has_value()) Finish(set);
@@ -43,7 +43,7 @@ bool JoinProtocol::OnMessage(int peer, FrameType type, ProcessSet* set, ByteSpan
       return from_leader;
     }
     if (!to_leader) return false;
-    set->joins->Started(note, now_us);
+    set->joins->Started(note, access_.state.own_us);
     SendOrders(set, now_us);
     return true;
   }
@@ -69,7 +69,7 @@ bool JoinProtocol::OnMessage(int peer, FrameType type, ProcessSet* set, ByteSpan
       if (!from_leader || !set->HasJoined() || note.complete < 1 || note.complete > set->size()) {
         return false;
       }
-      End(set, note, now_us);
+      End(set, note);
       return true;
     default:
       return false;
@@ -79,7 +79,7 @@ bool JoinProtocol::OnMessage(int peer, FrameType type, ProcessSet* set, ByteSpan
 // On the leader.
 void JoinProtocol::Add(ProcessSet* set, JoinNote note, int64_t now_us) {
   note.round = set->joins->round();
-  const Status status = set->joins->Add(note, now_us);
+  const Status status = set->joins->Add(note, access_.state.own_us);
   if (!status.ok()) {
     access_.failures->ReportBug(status, now_us);
     return;
@@ -91,7 +91,7 @@ void JoinProtocol::Add(ProcessSet* set, JoinNote note, int64_t now_us) {
     end.rank = latest[0];
     end.complete = static_cast<int32_t>(latest.size());
     access_.control->SendToMembers(*set, FrameType::kJoinEnd, EncodeJoin(end));
-    End(set, end, now_us);
+    End(set, end);
     return;
   }
   for (int32_t rank : set->ranks) {
@@ -119,7 +119,7 @@ void JoinProtocol::SendOrders(ProcessSet* set, int64_t now_us) {
 // told of them, so that it orders that rank to take part.
 void JoinProtocol::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   set->joined[note.rank] = note.last;
-  Prolong(set, now_us);
+  Prolong(set);
   std::vector<std::pair<uint64_t, RequestInfo>> started;
   for (const auto& [turn, active] : set->active) {
     const uint64_t ticket = active.operation->ticket();
@@ -137,14 +137,14 @@ void JoinProtocol::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us)
 }
 
 // The leader ends the wait (Joins::Expired); this deadline is for a leader that no longer answers.
-void JoinProtocol::Prolong(ProcessSet* set, int64_t now_us) {
+void JoinProtocol::Prolong(ProcessSet* set) const {
   if (!set->HasJoined() || set->joining == nullptr) return;
   const double timeout_s = set->joining->info.timeout_s;
-  set->joining->deadline_us = now_us + static_cast<int64_t>(timeout_s * 1e6);
+  set->joining->deadline_us = access_.state.own_us + static_cast<int64_t>(timeout_s * 1e6);
 }
 
-void JoinProtocol::End(ProcessSet* set, const JoinNote& note, int64_t now_us) {
-  Prolong(set, now_us);
+void JoinProtocol::End(ProcessSet* set, const JoinNote& note) {
+  Prolong(set);
   set->joined.clear();
   Response& response = set->join_answer.emplace();
   response.number = static_cast<uint64_t>(note.rank);
@@ -168,7 +168,7 @@ void JoinProtocol::OnStarted(ProcessSet* set, uint64_t ticket, const RequestInfo
     access_.control->Send(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
     return;
   }
-  set->joins->Started(note, now_us);
+  set->joins->Started(note, access_.state.own_us);
   SendOrders(set, now_us);
 }
 
@@ -214,7 +214,7 @@ std::unique_ptr<Request> JoinProtocol::TakePartInAnnounced(ProcessSet* set, cons
 
 std::unique_ptr<Request> JoinProtocol::MakeRequest(ProcessSet* set, const RequestInfo& info,
                                                    int64_t now_us) {
-  Prolong(set, now_us);
+  Prolong(set);
   std::unique_ptr<Request> request = MakeJoinedRequest(info);
   if (request == nullptr) {
     access_.failures->ReportBug(
@@ -228,7 +228,7 @@ std::unique_ptr<Request> JoinProtocol::MakeRequest(ProcessSet* set, const Reques
   // This rank takes no part in operations that the others cannot have called.
   Status wrong = CheckRequest(*request, access_.world.size);
   request->submitted_us = request->agreed_us = now_us;
-  request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  request->deadline_us = access_.state.own_us + static_cast<int64_t>(info.timeout_s * 1e6);
   if (wrong.ok()) {
     request->info.predicted = 0;
     set->CountSubmission(request.get());

@@ -53,10 +53,10 @@ class JoinProtocol {
  private:
   void Add(ProcessSet* set, JoinNote note, int64_t now_us);
   void OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
-  void End(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void End(ProcessSet* set, const JoinNote& note);
   void Finish(ProcessSet* set);
   void SendOrders(ProcessSet* set, int64_t now_us);
-  static void Prolong(ProcessSet* set, int64_t now_us);
+  void Prolong(ProcessSet* set) const;
   void TakePartInPredicted(ProcessSet* set, const WaitNote& order, int64_t now_us);
   std::unique_ptr<Request> MakeRequest(ProcessSet* set, const RequestInfo& info, int64_t now_us);
 

@@ -34,7 +34,7 @@ struct Request {
   int64_t bytes = 0;
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
-  int64_t deadline_us = 0;
+  int64_t deadline_us = 0;  // by EngineState::own_us
   int contributors = 0;     // ranks of the set that have not joined: an average divides by it
   int32_t last_ready = -1;  // the rank that was ready last (Response::last); -1: none
   uint64_t ticket = 0;      // what it ran under; set, like `trace`, only with a timeline

@@ -36,7 +36,7 @@ void OperationRunner::Start(ProcessSet* set, uint64_t ticket,
       std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
                                   *set, access_.recorder->clock(), step_bytes);
   if (!DeliverEarly(set, operation.get(), now_us)) return;
-  set->active[TurnOf(ticket)] = {std::move(operation), now_us};
+  set->active[TurnOf(ticket)] = {std::move(operation), now_us, access_.state.own_us};
 }
 
 bool OperationRunner::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us) {
@@ -58,6 +58,7 @@ bool OperationRunner::StartKept(ProcessSet* set, std::unique_ptr<Request>* reque
   if (node.mapped().agreement != set->book.Agreements(ticket)) return false;
   node.key() = TurnOf(ticket);
   node.mapped().moved_us = now_us;
+  node.mapped().since_us = access_.state.own_us;
   Operation* operation = node.mapped().operation.get();
   operation->Restart(ticket, std::move(*request), access_.recorder->clock());
   if (DeliverEarly(set, operation, now_us)) set->active.insert(std::move(node));

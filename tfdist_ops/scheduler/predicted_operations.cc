@@ -30,7 +30,7 @@ void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> reques
     if (active != set->active.end()) active->second.agreement = set->book.Agreements(ticket);
   }
   if (set->probed.erase(ticket) > 0) {
-    SendAnswer(set, ticket, StallTracker::Answer::kRunning, now_us);
+    SendAnswer(set, ticket, StallTracker::Answer::kRunning);
   }
   for (int32_t rank : set->ranks) {
     if (rank != access_.rank && access_.departures->HasLeft(rank)) {
@@ -39,28 +39,28 @@ void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> reques
   }
 }
 
-void PredictedOperations::OnEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
+void PredictedOperations::OnEnd(ProcessSet* set, uint64_t ticket) {
   if (set->reported_waits.erase(ticket) == 0) return;
   set->stalls.clear();
-  SendAnswer(set, ticket, StallTracker::Answer::kDone, now_us);
+  SendAnswer(set, ticket, StallTracker::Answer::kDone);
 }
 
-void PredictedOperations::SendAnswer(ProcessSet* set, uint64_t ticket, StallTracker::Answer answer,
-                                     int64_t now_us) {
+void PredictedOperations::SendAnswer(ProcessSet* set, uint64_t ticket,
+                                     StallTracker::Answer answer) {
   const ProbeNote note{ticket, static_cast<uint8_t>(answer)};
   if (set->stall_tracker != nullptr) {
-    OnAnswer(set, access_.rank, note, now_us);
+    OnAnswer(set, access_.rank, note);
   } else {
     access_.control->Send(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
   }
 }
 
-void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
+void PredictedOperations::Tick(ProcessSet* set) {
   std::vector<WaitNote> notes;
   for (const auto& [turn, active] : set->active) {
     const Request& request = *active.operation->members()[0];
     const uint64_t ticket = active.operation->ticket();
-    const int64_t waited_us = now_us - request.agreed_us;
+    const int64_t waited_us = access_.state.own_us - active.since_us;
     if (!IsPredicted(ticket) || waited_us < PatienceUs(request.info.timeout_s) ||
         !set->reported_waits.insert(ticket).second) {
       continue;
@@ -70,17 +70,18 @@ void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
   for (WaitNote& note : notes) {
     if (access_.state.stopped) return;
     if (set->stall_tracker != nullptr) {
-      OnWait(set, access_.rank, std::move(note), now_us);
+      OnWait(set, access_.rank, std::move(note));
     } else {
       access_.control->Send(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
     }
   }
 }
 
-void PredictedOperations::OnWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
+void PredictedOperations::OnWait(ProcessSet* set, int rank, WaitNote note) {
   const uint64_t ticket = note.ticket;
   note.info.set = set->id;
-  if (set->stall_tracker->Add(rank, ticket, std::move(note.info), now_us - note.waited_us)) {
+  if (set->stall_tracker->Add(rank, ticket, std::move(note.info),
+                              access_.state.own_us - note.waited_us)) {
     for (int32_t other : set->ranks) {
       if (other == rank) continue;
       if (other == access_.rank) {
@@ -91,17 +92,16 @@ void PredictedOperations::OnWait(ProcessSet* set, int rank, WaitNote note, int64
       }
     }
   }
-  CheckMismatch(set, now_us);
+  CheckMismatch(set);
 }
 
-void PredictedOperations::OnProbe(ProcessSet* set, uint64_t ticket, int64_t now_us) {
-  SendAnswer(set, ticket, Answer(set, ticket), now_us);
+void PredictedOperations::OnProbe(ProcessSet* set, uint64_t ticket) {
+  SendAnswer(set, ticket, Answer(set, ticket));
 }
 
-void PredictedOperations::OnAnswer(ProcessSet* set, int rank, const ProbeNote& note,
-                                   int64_t now_us) {
+void PredictedOperations::OnAnswer(ProcessSet* set, int rank, const ProbeNote& note) {
   set->stall_tracker->OnAnswer(rank, note.ticket, static_cast<StallTracker::Answer>(note.answer));
-  CheckMismatch(set, now_us);
+  CheckMismatch(set);
 }
 
 StallTracker::Answer PredictedOperations::Answer(ProcessSet* set, uint64_t ticket) {
@@ -117,9 +117,9 @@ StallTracker::Answer PredictedOperations::Answer(ProcessSet* set, uint64_t ticke
 
 // The ranks that wait have exchanged data of the operation already: what they hold is worth
 // nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
-void PredictedOperations::CheckMismatch(ProcessSet* set, int64_t now_us) {
+void PredictedOperations::CheckMismatch(ProcessSet* set) {
   if (access_.state.stopped || set->stall_tracker == nullptr || set->stall_tracker->empty()) return;
-  const Status status = set->stall_tracker->FindMismatch(*set->negotiator, now_us);
+  const Status status = set->stall_tracker->FindMismatch(*set->negotiator, access_.state.own_us);
   if (!status.ok()) access_.failures->Suspect(kNoRank, true, status);
 }
 

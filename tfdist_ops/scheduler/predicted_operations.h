@@ -35,24 +35,24 @@ class PredictedOperations {
 
   void Start(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
   // The operation is complete here.
-  void OnEnd(ProcessSet* set, uint64_t ticket, int64_t now_us);
+  void OnEnd(ProcessSet* set, uint64_t ticket);
   // Tells the leader of operations that stand still.
-  void Tick(ProcessSet* set, int64_t now_us);
+  void Tick(ProcessSet* set);
   // On the leader: a rank waits.
-  void OnWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us);
+  void OnWait(ProcessSet* set, int rank, WaitNote note);
   // The leader asks how far this rank is with a ticket.
-  void OnProbe(ProcessSet* set, uint64_t ticket, int64_t now_us);
+  void OnProbe(ProcessSet* set, uint64_t ticket);
   // On the leader: how far a rank is.
-  void OnAnswer(ProcessSet* set, int rank, const ProbeNote& note, int64_t now_us);
+  void OnAnswer(ProcessSet* set, int rank, const ProbeNote& note);
   // On the leader: ends the work if ranks wait for one that does something else.
-  void CheckMismatch(ProcessSet* set, int64_t now_us);
+  void CheckMismatch(ProcessSet* set);
 
   uint64_t started() const { return started_; }
   uint64_t probes_sent() const { return probes_sent_; }
 
  private:
   static StallTracker::Answer Answer(ProcessSet* set, uint64_t ticket);
-  void SendAnswer(ProcessSet* set, uint64_t ticket, StallTracker::Answer answer, int64_t now_us);
+  void SendAnswer(ProcessSet* set, uint64_t ticket, StallTracker::Answer answer);
 
   const Access access_;
   uint64_t started_ = 0;  // without agreement

@@ -101,6 +101,7 @@ struct ProcessSet : SetView {
   struct Active {
     std::unique_ptr<Operation> operation;
     int64_t moved_us = 0;
+    int64_t since_us = 0;    // when it began (EngineState::own_us)
     uint64_t agreement = 0;  // predicted: BucketBook::Agreements when it began
   };
   std::unique_ptr<Negotiator> negotiator;       // on the leader
