@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import time
 
 import pytest
 from faults.test_elastic_fit import command, sizes, train
@@ -85,6 +86,28 @@ def test_too_few_ranks_would_be_left(tmp_path, place):
     assert done.code == 143, done.stderr
     assert set(last_steps(tmp_path).values()) == {saved_step(tmp_path)}
     continue_job(tmp_path, saved_step(tmp_path), *("-np", "3", "--min-np", "1"))
+
+
+@pytest.mark.slow
+@deadline(150)
+@pytest.mark.parametrize(
+    ("epochs", "place"), [(EPOCHS, "9-2-validation"), (EPOCHS - 1, "28-4-before")]
+)
+def test_no_further_step_or_validation_is_waited_for(tmp_path, epochs, place):
+    """SIGTERM in a validation, and in the very last step, which member 0 delays."""
+    (tmp_path / f"term-1-{place}").touch()
+    hold = tmp_path / f"hold-0-{place}"
+    hold.touch()
+    options = ("-np", "2", "--min-np", "2", "--max-restarts", "0")
+    process = start(tmp_path, *options, *command(tmp_path, epochs, SAVES))
+    until(lambda: not (tmp_path / f"term-1-{place}").exists(), 90.0)
+    time.sleep(2.0)
+    hold.unlink()
+    done = finish(process, 60.0)
+    assert done.code == 143, done.stderr
+    epoch = int(place.partition("-")[0])
+    assert saved_step(tmp_path) == (epoch + 1) * STEPS
+    assert set(last_steps(tmp_path).values()) == {saved_step(tmp_path)}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pytest
 
+import tfdist
 from tfdist.core import generations, native, runtime, world
 from tfdist.core.generations import Generations
 from tfdist.core.rendezvous import renewal
@@ -107,6 +108,17 @@ def test_the_generation_ends_at_the_step_of_which_the_ranks_are_told(job):
     assert not process_at(5, Notice(False)).ends_after_commit()
     assert not process_at(5, Notice(True, 6)).ends_after_commit()
     assert process_at(6, Notice(True, 6)).ends_after_commit()
+
+
+def test_work_between_two_commits_ends_if_a_rank_wants_to_leave(job, monkeypatch):
+    aborted = []
+    monkeypatch.setattr(native, "abort", aborted.append)
+    monkeypatch.setattr(native, "failure", lambda: lost(0) if aborted else None)
+    process_at(5, Notice(False)).check_between_commits()
+    for _ in range(2):
+        with pytest.raises(tfdist.RankFailedError):
+            process_at(5, Notice(True, 6)).check_between_commits()
+    assert len(aborted) == 1
 
 
 def test_a_rank_that_is_not_told_the_last_step_ends_the_generation(job, monkeypatch):

@@ -274,7 +274,8 @@ class ElasticFit(keras.callbacks.Callback):
         while True:
             is_complete = False
             try:
-                logs = self._methods.evaluate_alone(*arguments, **options)
+                check = self._generations.check_between_commits
+                logs = self._methods.evaluate_with(check, *arguments, **options)
                 is_complete = True
                 state.validation.exchange(runtime.generation())
                 state.completed = before + 1
@@ -351,9 +352,13 @@ class ElasticFit(keras.callbacks.Callback):
             state.save()
         before = state.completed
         changes = CallbackChanges([callback], logs)
+        done, total = self._progress()
+        is_last = done == total  # no step follows
         while True:
             is_complete, calls = False, eager_calls()
             try:
+                if is_last and not place.is_of_step:
+                    self._generations.check_between_commits()
                 getattr(callback, hook)(*arguments, logs)
                 is_complete = True
                 if eager_calls() != calls:

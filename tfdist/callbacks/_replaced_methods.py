@@ -59,6 +59,30 @@ class ReplacedMethods:
         for hook in HOOKS:
             setattr(callbacks, hook, ReplacedHook(hook, self._guarded(call_hook)))
 
+    def evaluate_with(
+        self, check: Callable[[], None], *arguments: Any, **options: Any
+    ) -> Any:
+        """Evaluates the model, and calls a function before each step.
+
+        Args:
+            check: the function, which may raise an error.
+            *arguments: arguments of `evaluate`.
+            **options: options of `evaluate`.
+        """
+        model = self._model
+        model.make_test_function()
+        function = model.test_function
+
+        def test(iterator: Any) -> Any:
+            check()
+            return function(iterator)
+
+        model.test_function = test
+        try:
+            return self.evaluate_alone(*arguments, **options)
+        finally:
+            model.test_function = function
+
     def undo(self, train_function: Callable[..., Any] | None) -> None:
         """Undoes the changes.
 

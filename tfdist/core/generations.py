@@ -135,6 +135,23 @@ class Generations:
                 _end_on_all_ranks(_HANDOVER_CAUSE)
         return True
 
+    def check_between_commits(self) -> None:
+        """Raises if the generation has ended; ends it if a rank wants to leave.
+
+        Call it in work that takes long and that can be repeated, such as a validation:
+        the rank that wants to leave is killed if it does not leave in time.
+
+        Raises:
+            tfdist.RankFailedError: the generation has ended.
+        """
+        notice = runtime.state.resources.get(_END_NOTICE)
+        if isinstance(notice, renewal.EndNotice) and notice.was_asked:
+            if native.failure() is None:
+                _end_on_all_ranks(_HANDOVER_CAUSE)
+        lost = native.failure()
+        if self.is_elastic and lost is not None:
+            runtime.raise_public(lost)
+
     def exit_preempted(self) -> NoReturn:
         """Exits the program of a rank that has left, or of a preempted job.
 
