@@ -39,7 +39,9 @@ class CallbackChanges:
         callbacks: Iterable[keras.callbacks.Callback],
         logs: dict[str, Any] | None = None,
     ) -> None:
-        self._current = [*map(vars, callbacks), *([logs] if logs is not None else [])]
+        self._current: list[dict[str, Any]] = [vars(one) for one in callbacks]
+        if logs is not None:
+            self._current.append(logs)
         self._before = [dict(one) for one in self._current]
         self._changed: list[dict[str, Any]] = [{} for _ in self._current]
 
