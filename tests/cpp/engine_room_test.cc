@@ -102,7 +102,7 @@ TEST(inside_a_host_a_large_operation_runs_alone) {
 }
 
 // Rank 2 is late: what rank 1 sends for the four buckets fills its lane to rank 0.
-TEST(no_note_is_left_of_an_operation_whose_frames_were_copied_out) {
+TEST(copied_operations_are_forgotten_when_they_end) {
   Config config = TestConfig();
   config.allreduce_algorithm = "pairwise";
   config.shm_slots = 2;

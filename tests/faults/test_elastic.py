@@ -94,7 +94,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank_at_once(tmp_path):
 
 @pytest.mark.slow
 @deadline(150)
-def test_a_table_does_not_end_the_job(tmp_path):
+def test_a_lost_rank_does_not_end_a_job_with_an_embedding_table(tmp_path):
     (tmp_path / "table").touch()
     options = ("-np", "2", "--min-np", "1")
     _, commits = train(tmp_path, *options, steps=60, kills=["1-20-before"])

@@ -93,7 +93,7 @@ def test_too_few_ranks_would_be_left(tmp_path, place):
 @pytest.mark.parametrize(
     ("epochs", "place"), [(EPOCHS, "9-2-validation"), (EPOCHS - 1, "28-4-before")]
 )
-def test_no_further_step_or_validation_is_waited_for(tmp_path, epochs, place):
+def test_sigterm_in_a_validation_or_in_the_last_step(tmp_path, epochs, place):
     """SIGTERM in a validation, and in the very last step, which member 0 delays."""
     (tmp_path / f"term-1-{place}").touch()
     hold = tmp_path / f"hold-0-{place}"

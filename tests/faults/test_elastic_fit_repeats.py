@@ -37,8 +37,8 @@ def train(folder, size, program):
 
 
 # The validation begins with averaged weights in the model, whose own weights are 1.
-AVERAGES = """
-class Meets(keras.callbacks.Callback):
+REPEATED_VALIDATION = """
+class UsesCollective(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.model.optimizer._model_variables_moving_average[0].assign([[3.0]])
 
@@ -54,7 +54,9 @@ optimizer = keras.optimizers.SGD(0.0, use_ema=True, ema_momentum=0.99)
 model.compile(tfdist.DistributedOptimizer(optimizer), "mse")
 model.optimizer.build(model.trainable_variables)
 model.layers[0].kernel.assign([[1.0]])
-called = [tfdist.callbacks.Elastic(), Meets(), keras.callbacks.SwapEMAWeights()]
+called = [
+    tfdist.callbacks.Elastic(), UsesCollective(), keras.callbacks.SwapEMAWeights()
+]
 history = model.fit(
     train, epochs=2, verbose=0, callbacks=called, validation_data=(x, x)
 ).history
@@ -65,14 +67,14 @@ print("VALIDATED", [round(loss) for loss in history["val_loss"]])
 @pytest.mark.slow
 @deadline(90)
 def test_a_repeated_validation_uses_averaged_weights_and_puts_the_others_back(tmp_path):
-    printed = train(tmp_path, 2, AVERAGES)
+    printed = train(tmp_path, 2, REPEATED_VALIDATION)
     assert printed.count("WEIGHT 1.0") == 2
     assert "VALIDATED [4, 4]" in printed
 
 
 # Members 0 and 1 have called a hook when member 2 is lost. Member 0 does not know that
 # all ranks have done so.
-SAMPLES = """
+LOST_AFTER_A_HOOK = """
 from tfdist import collectives
 
 called = []
@@ -86,7 +88,7 @@ def barrier(*arguments, name=None, **options):
         elif member == 0:
             fail_after_loss()
 
-class Meets(keras.callbacks.Callback):
+class UsesCollective(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         tfdist.allreduce(1.0)
         called.append("hook")
@@ -97,7 +99,9 @@ train = tfdist.data.global_batches((x, 0 * x), global_batch=6, shuffle=False)
 optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
 model.compile(optimizer, "mse", metrics=["mae"])
 model.layers[0].kernel.assign([[1.0]])
-callbacks = [tfdist.callbacks.Elastic(), Meets(), tfdist.callbacks.MetricAverage()]
+callbacks = [
+    tfdist.callbacks.Elastic(), UsesCollective(), tfdist.callbacks.MetricAverage()
+]
 history = model.fit(train, verbose=0, callbacks=callbacks).history
 print("ERROR", history["mae"], "of", tfdist.size())
 """
@@ -105,14 +109,14 @@ print("ERROR", history["mae"], "of", tfdist.size())
 
 @pytest.mark.slow
 @deadline(90)
-def test_the_samples_of_a_rank_that_is_lost_after_a_hook_count(tmp_path):
-    printed = train(tmp_path, 3, SAMPLES)
+def test_samples_of_a_rank_lost_after_a_hook_are_counted(tmp_path):
+    printed = train(tmp_path, 3, LOST_AFTER_A_HOOK)
     assert printed.count("ERROR [5.5] of 2") == 2
 
 
 # Member 2 is lost after the last step. Member 1 believes that it has not completed the
 # step, and takes it from member 0.
-ENTRIES = """
+STEP_OF_ANOTHER_RANK = """
 from tfdist.callbacks._elastic_fit import ElasticFit
 
 def run_step(fit, place, iterator, tries=[]):
@@ -149,19 +153,19 @@ print("LOGGED", sorted(history), "of", tfdist.size())
 @pytest.mark.slow
 @deadline(90)
 def test_a_step_of_another_rank_keeps_the_entries_of_a_custom_train_step(tmp_path):
-    printed = train(tmp_path, 3, ENTRIES)
+    printed = train(tmp_path, 3, STEP_OF_ANOTHER_RANK)
     assert printed.count("LOGGED ['extra', 'loss'] of 2") == 2
 
 
 # Member 2 is lost when all ranks have got the changes of a RankZeroOnly.
-COUNTS = """
+REPEATED_RANK_ZERO_ONLY = """
 from tfdist import collectives
 from tfdist.callbacks import rank_zero_only
 
 shared = []
 
 def share(*arguments):
-    of_rank_zero_only(*arguments)
+    original_share(*arguments)
     shared.append("changes")
 
 def barrier(*arguments, name=None, **options):
@@ -170,7 +174,7 @@ def barrier(*arguments, name=None, **options):
         if member == 2:
             die()
         fail_after_loss()
-    of_collectives(*arguments, name=name, **options)
+    original_barrier(*arguments, name=name, **options)
 
 class Counts(keras.callbacks.Callback):
     epochs = 0
@@ -179,8 +183,8 @@ class Counts(keras.callbacks.Callback):
         self.epochs += 1
         print("EPOCHS", epoch + 1, self.epochs)
 
-of_rank_zero_only, rank_zero_only.share = rank_zero_only.share, share
-of_collectives, collectives.barrier = collectives.barrier, barrier
+original_share, rank_zero_only.share = rank_zero_only.share, share
+original_barrier, collectives.barrier = collectives.barrier, barrier
 model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
 called = [tfdist.callbacks.Elastic(), tfdist.callbacks.RankZeroOnly(Counts())]
 model.fit(train, epochs=2, verbose=0, callbacks=called)
@@ -190,14 +194,14 @@ model.fit(train, epochs=2, verbose=0, callbacks=called)
 @pytest.mark.slow
 @deadline(90)
 def test_rank_0_does_not_call_a_callback_again_if_another_rank_is_lost(tmp_path):
-    printed = train(tmp_path, 3, COUNTS)
+    printed = train(tmp_path, 3, REPEATED_RANK_ZERO_ONLY)
     assert printed.count("EPOCHS 1 1") == printed.count("EPOCHS 2 2") == 1
     assert printed.count("EPOCHS") == 2
 
 
 # Rank 0 is lost when its changes have reached member 2, which becomes rank 0, but not
 # member 1.
-STOPS = """
+STOP_SENT_TO_SOME_RANKS = """
 from tfdist.callbacks import rank_zero_only
 
 def run_on_rank(*arguments, tries=[], **options):
@@ -225,12 +229,12 @@ print("EPOCHS", len(history["loss"]), "of", tfdist.size())
 @pytest.mark.slow
 @deadline(90)
 def test_a_stop_that_has_reached_some_ranks_reaches_all(tmp_path):
-    printed = train(tmp_path, 3, STOPS)
+    printed = train(tmp_path, 3, STOP_SENT_TO_SOME_RANKS)
     assert printed.count("EPOCHS 1 of 2") == 2
 
 
 # The callback of rank 0 sets weights at the beginning; rank 0 is lost later.
-BEGINS = """
+CALLBACK_MOVED_TO_A_RANK = """
 class Pretrained(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.model.layers[0].kernel.assign([[3.0]])
@@ -255,5 +259,5 @@ print("WEIGHT", float(model.layers[0].kernel[0, 0]), "of", tfdist.size())
 @pytest.mark.slow
 @deadline(90)
 def test_a_callback_that_moves_to_another_rank_does_not_change_its_weights(tmp_path):
-    printed = train(tmp_path, 3, BEGINS)
+    printed = train(tmp_path, 3, CALLBACK_MOVED_TO_A_RANK)
     assert printed.count("WEIGHT 5.0 of 2") == 2

@@ -89,7 +89,7 @@ wait(1) if member == 0 else wait()
 
 
 @deadline(60)
-def test_the_output_of_a_spare_is_not_that_of_the_only_rank(tmp_path):
+def test_output_of_a_spare_is_labeled_beside_a_single_rank(tmp_path):
     script = "echo is $TFDIST_MEMBER; touch ready-$TFDIST_MEMBER; exec sleep 60"
     process = start(tmp_path, "-np", "1", *SPARE[2:], *shell(script))
     ready(tmp_path, 0, 2)

@@ -447,7 +447,7 @@ def test_ranks_whose_agent_a_signal_ends_have_their_time_when_another_host_fails
 def test_tfdistruns_signal_after_the_agents_takes_no_time_from_the_ranks(
     started, tmp_path, marker, by_a_script
 ):
-    """A second signal would kill them, as it does with StopOnSignal."""
+    """A second signal would kill the program, which handles only one."""
     once = SAVES_SLOWLY.replace(
         "    open(", "    signal.signal(number, signal.SIG_DFL); open(", 1
     )

@@ -296,7 +296,7 @@ def test_nothing_secret_is_in_arguments_or_environment(tmp_path):
 
 @deadline(40)
 def test_who_was_there_before_the_job_is_not_of_it(tmp_path):
-    """A shell that becomes tfdistrun leaves it its children, and what they started."""
+    """A shell that runs `exec tfdistrun` leaves it its descendants."""
     words = "-m tfdist.launch -np 2 sh -c 'kill $STARTER; echo hello; exit 3'"
     starter = "sh -c 'sleep 603 & wait' & export STARTER=$!"
     script = f"sleep 602 & {starter}; exec {sys.executable} {words} > out 2>&1"

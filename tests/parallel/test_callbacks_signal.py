@@ -410,11 +410,11 @@ def told_twice(folder):
 
 
 @pytest.mark.parametrize(
-    ("env", "others"), [({"TFDIST_SIGNAL_GRACE_S": "25"}, 0), ({}, 1)]
+    ("env", "passed_on"), [({"TFDIST_SIGNAL_GRACE_S": "25"}, 0), ({}, 1)]
 )
-def test_a_launcher_that_ends_the_ranks_may_repeat_a_signal(env, others, tmp_path):
+def test_a_repeated_signal_is_ignored_under_a_launcher(env, passed_on, tmp_path):
     [found] = run_ranks(told_twice, 1, str(tmp_path), env=env)
-    assert found == [128 + signal.SIGUSR1, others]
+    assert found == [128 + signal.SIGUSR1, passed_on]
     assert checkpoints_in(tmp_path) == ["2.keras"]
 
 

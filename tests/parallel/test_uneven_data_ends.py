@@ -155,7 +155,7 @@ class Rates(keras.callbacks.Callback):
         ]
 
 
-class Sets(keras.callbacks.Callback):
+class SetRate(keras.callbacks.Callback):
     """Sets the rate when an epoch begins."""
 
     def __init__(self, epoch, rate):
@@ -167,15 +167,15 @@ class Sets(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.rate
 
 
-def warm_up(steps, has_schedule, ends, epochs, sets):
-    """What the optimizer is after each step that this rank takes.
+def warm_up(steps, has_schedule, ends, epochs, set_rate):
+    """Returns the rate and the optimizer's variables after each step of this rank.
 
     Args:
         steps: the number of batches of each rank.
         has_schedule: whether the rate is a schedule.
         ends: the epochs at which a call of `fit` ends; each has callbacks of its own.
         epochs: epochs of the warm-up.
-        sets: arguments of a `Sets`, or None.
+        set_rate: arguments of a `SetRate`, or None.
     """
     rate = 0.2
     if has_schedule:
@@ -194,7 +194,7 @@ def warm_up(steps, has_schedule, ends, epochs, sets):
             callbacks=[
                 tfdist.callbacks.UnevenData(),
                 tfdist.callbacks.LearningRateWarmup(epochs),
-                *([Sets(*sets)] if sets else []),
+                *([SetRate(*set_rate)] if set_rate else []),
                 rates,
             ],
         )
@@ -235,7 +235,7 @@ class Passes(keras.callbacks.Callback):
 
 @in_float64
 def fit_passes(counts):
-    """Trains on another number of batches in each epoch, which Keras does not know."""
+    """Trains on a different number of batches in each epoch, unknown to Keras."""
     model = make_model(tfdist.DistributedOptimizer)
     own = counts[tfdist.rank()]
     passes = Passes()

@@ -197,7 +197,7 @@ def test_batches_whose_weights_are_not_known_are_left_out():
 
 
 def joined(counts):
-    """Epochs with other numbers of batches on each rank, and a broadcast after each."""
+    """Epochs with different numbers of batches on each rank, each with a broadcast."""
     v = keras.Variable(0.0, name="v")
     optimizer = tfdist.DistributedOptimizer(
         keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)

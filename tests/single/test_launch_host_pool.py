@@ -110,7 +110,7 @@ def test_a_host_that_fails_is_told_once_and_tried_again_when_it_comes_back(
     assert not capsys.readouterr().err
 
 
-def test_a_pause_of_the_output_is_not_the_silence_of_a_new_host(monkeypatch):
+def test_paused_output_does_not_time_out_a_new_host(monkeypatch):
     monkeypatch.setattr(host_pool.remote, "RemoteHost", Agent)
     monkeypatch.setattr(host_pool, "SshConnection", lambda *_: None)
     pool = Pool("--host-timeout-s", "0.05")

@@ -73,7 +73,7 @@ def test_a_second_interrupt_ends_a_launcher_whose_ranks_still_save(
 
 
 @pytest.mark.parametrize("code", [3, 143])
-def test_a_rank_that_leaves_the_job_has_not_failed(tmp_path, code):
+def test_exit_code_143_is_not_the_reason_for_a_failure(tmp_path, code):
     call = run_function.FunctionCall(sys.exit, (code,), {})
     with call:
         with pytest.raises(SystemExit):

@@ -405,7 +405,7 @@ def test_a_resumed_epoch_counts_on(alone):
 
 
 @pytest.mark.parametrize("first_step", [0, 4])
-def test_steps_before_the_start_of_elastic_are_not_trained_now(alone, first_step):
+def test_progress_omits_steps_before_the_start_of_elastic(alone, first_step):
     shown = io.StringIO()
     x = np.ones((24, 2), "float32")
     data = tfdist.data.global_batches((x, x[:, :1]), global_batch=4)

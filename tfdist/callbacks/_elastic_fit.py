@@ -268,9 +268,9 @@ class ElasticFit(keras.callbacks.Callback):
         state = self._state
         state.save()
         before = state.completed
-        # Callbacks of tfdist may be called again without that.
-        own = (c for c in state.callbacks if not isinstance(c, RankCallback))
-        changes = CallbackChanges(own)
+        # Callbacks of tfdist can be repeated without an undo.
+        others = (c for c in state.callbacks if not isinstance(c, RankCallback))
+        changes = CallbackChanges(others)
         while True:
             is_complete = False
             try:

@@ -317,7 +317,7 @@ class Checkpoint(RankCallback):
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
     ) -> tuple[str, list[str], float | None] | None:
-        """Saves if due; returns its name, those of all files, and the best value."""
+        """Saves if due; returns the new name, all names and the best value, or None."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
@@ -342,7 +342,7 @@ class Checkpoint(RankCallback):
     def _names_with(self, path: Path) -> list[str]:
         """Returns the names of a new file and of earlier ones that `keep` may remove.
 
-        Files are completed in the order of their names. A file that does not exist,
+        Files are completed in the order of the list. A file that does not exist,
         although a later one does, was removed or will never be written.
         """
         if self.keep is None:

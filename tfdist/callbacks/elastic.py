@@ -28,8 +28,8 @@ from tfdist.training.model_building import build_metrics, unbuilt_layers
 from tfdist.training.model_optimizers import optimizers_of
 
 _DIVISIBLE = (  # for messages
-    "global_batch that every possible number of ranks divides (in an elastic job, each "
-    "number up to --max-np)"
+    "global_batch divisible by every possible number of ranks (in an elastic job, 1 to "
+    "--max-np)"
 )
 
 
@@ -98,9 +98,9 @@ class Elastic(RankCallback):
             between the ranks.
         NotImplementedError: at the start of `fit`: the list contains an `UnevenData`,
             or an optimizer has a `process_set` of only some ranks; or, in an elastic
-            job, an optimizer accumulates gradients or has local variables, or the list
-            contains an `EarlyStopping` with `restore_best_weights`, and the model has
-            more than 250 MiB of weights.
+            job, an optimizer accumulates gradients or has local variables, or an
+            `EarlyStopping` has `restore_best_weights` for a model with more than 253
+            MiB of weights.
         RuntimeError: in an elastic job: the program has already called `fit` with an
             `Elastic`. After the first step: batches have to be weighted, but the
             `train_step` does not call `self.compute_loss`.
@@ -248,7 +248,7 @@ def _sources_of_fit(model: keras.Model, start: int) -> tuple[Any, Any]:
             "tfdist.data.global_batches(..., global_batch=..., shuffle=False, "
             "drop_remainder=False)."
         )
-    size = runtime.size()  # in a process that joins, at least the size it joins
+    size = runtime.size()  # before a process joins: at least the job's size
     if validation is not None and validation.step_size(0, size) < size:
         raise ValueError(
             f"Expected validation data with a global_batch of at least {size}, the "
@@ -336,14 +336,15 @@ def _check_best_weights(
 ) -> None:
     """Raises if the best weights of an `EarlyStopping` are too large to be sent."""
     size = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
-    if size < 0.99 * MAX_CALLBACK_BYTES:  # the encoding needs some bytes as well
+    limit = 0.99 * MAX_CALLBACK_BYTES  # the encoding needs some bytes as well
+    if size < limit:
         return
     inner = [getattr(one, "callback", one) for one in callbacks]  # of a RankZeroOnly
     if any(getattr(one, "restore_best_weights", False) for one in inner):
         raise NotImplementedError(
             "Elastic cannot be used with EarlyStopping(restore_best_weights=True) and "
-            f"{size >> 20} MiB of weights. A process that replaces a lost rank gets at "
-            f"most {MAX_CALLBACK_BYTES >> 20} MiB of a callback's state. Omit "
+            f"{math.ceil(size / 2**20)} MiB of weights. At most {int(limit) >> 20} MiB "
+            "of best weights can be sent to a process that replaces a lost rank. Omit "
             "restore_best_weights, and save the best model with "
             "tfdist.callbacks.Checkpoint(..., save_best_only=True)."
         )

@@ -96,7 +96,7 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # whether all ranks copy the callback's state
-        self._latest: list[_SharedHook] = []  # at most one
+        self._latest: list[_HookChanges] = []  # at most one
         self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:
@@ -193,7 +193,7 @@ class RankZeroOnly(RankCallback):
             )
             if self._keeps_copies:
                 changes["state"] = state_to_send(self.callback)
-                self._latest[:] = [_SharedHook(call, changes, self.model)]
+                self._latest[:] = [_HookChanges(call, changes, self.model)]
             return changes
 
         told = run_on_rank(
@@ -212,7 +212,7 @@ class RankZeroOnly(RankCallback):
         if runtime.rank() != self._first:
             vars(self.callback).update(told.get("state", {}))
             if self._keeps_copies:
-                self._latest[:] = [_SharedHook(call, told, self.model)]
+                self._latest[:] = [_HookChanges(call, told, self.model)]
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Calls the method on rank 0; no rank waits, so an exception ends the job."""
@@ -263,12 +263,12 @@ class RankZeroOnly(RankCallback):
         return any(isinstance(c, StopTogether) for c in self._listed)
 
 
-class _SharedHook:
-    """The changes that a hook has made on rank 0, and that all ranks have got.
+class _HookChanges:
+    """The changes that a hook has made on rank 0, kept on each rank that has them.
 
-    If a rank is lost before the other ranks have got them, the hook is repeated. Rank 0
-    then sends the changes again, instead of calling the callback a second time. So does
-    a new rank 0 that has got the changes.
+    If a rank is lost before all ranks have them, the hook is repeated. Rank 0 then
+    sends the changes again instead of calling the callback again, and so does a new
+    rank 0 that has them.
 
     Args:
         call: name and arguments of the hook.
@@ -285,7 +285,7 @@ class _SharedHook:
         self._values = [_copy(variables[i]) for i in changes["changed"]]
 
     def restore(self, model: keras.Model) -> dict[str, Any]:
-        """Sets the variables, which were restored, again; returns the changes."""
+        """Sets the changed variables again after a rollback; returns the changes."""
         variables = variables_of(model)
         for i, value in zip(self._changes["changed"], self._values, strict=True):
             variables[i].assign(value)

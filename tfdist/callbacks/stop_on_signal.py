@@ -46,9 +46,10 @@ class StopOnSignal(RankCallback):
     If a rank has run out of data (`UnevenData`), all ranks first end the epoch, and
     then save and exit before the validation. A signal that reaches only ranks without
     data has no effect before the other ranks end the epoch. Pass validation data to all
-    ranks or to none. Without a launcher that kills the ranks in time
-    (`TFDIST_SIGNAL_GRACE_S` is not set), a second signal has the same effect as without
-    this callback.
+    ranks or to none.
+
+    If `TFDIST_SIGNAL_GRACE_S` is set, as by `tfdistrun`, a repeated signal is ignored;
+    otherwise it has the same effect as without this callback.
 
     In an elastic job with `Elastic`, a rank that receives SIGTERM leaves, and the
     others continue. The checkpoint is saved if the whole job receives SIGTERM.
@@ -303,8 +304,8 @@ class StopOnSignal(RankCallback):
             self._give_back()
             signal.raise_signal(number)
             return
-        # A launcher that kills the ranks in time may pass on a signal that the batch
-        # system has already sent to all processes. It is the same signal.
+        # A launcher with a time limit may pass on a signal that the batch system has
+        # already sent to all processes. It is the same signal.
         if not runtime.setting("TFDIST_SIGNAL_GRACE_S"):
             signal.signal(number, self._before[number])
         if number != self._received:

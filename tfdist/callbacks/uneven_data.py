@@ -206,7 +206,7 @@ class UnevenData(RankCallback):
             self._take_statistics()
 
     def _take_warmups(self) -> None:
-        """Gives all ranks the progress of the warm-ups on the rank with every step."""
+        """Gives all ranks the warm-up progress of the rank with the most steps."""
         warmups = [one for one in self._listed if isinstance(one, LearningRateWarmup)]
         if not warmups:
             return

@@ -23,8 +23,8 @@ _PER_RANK_NAMES = (
 )
 _MAX_LISTS = 64
 
-# Variables passed as local_variables to a tape or optimizer → the beginning of the
-# names that Keras gives to their slots.
+# Variables passed as local_variables to a tape or optimizer → the prefix of their
+# slots' names in Keras.
 _declared: WeakRegistry[str] = WeakRegistry()
 # Accumulators to which this rank has added gradients that are not reduced yet.
 _accumulators: WeakRegistry[bool] = WeakRegistry()
@@ -37,8 +37,8 @@ def declare(variables: Iterable[Any]) -> None:
     for variable in variables:
         if not is_declared(variable):
             path = str(getattr(variable, "path", variable.name))
-            slots = path.replace("/", "_").replace(":", "_") + "_"
-            _declared.set(tf_variable(variable), slots)
+            prefix = path.replace("/", "_").replace(":", "_") + "_"
+            _declared.set(tf_variable(variable), prefix)
 
 
 def is_declared(variable: Any) -> bool:

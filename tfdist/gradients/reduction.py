@@ -257,8 +257,8 @@ def _complete(
     local = set(options.local_places(variables))
     declare(options.local_members(variables))
     _check_arguments(grads, variables, local)
-    # Not with atomic steps, which would have to commit rows together with the buckets,
-    # nor, by default, where failures are hidden: those of allgathers are not.
+    # Not with atomic steps, which would have to commit rows together with the buckets.
+    # By default, not in an elastic loop either: failed allgathers are not hidden.
     choice = options.sparse_as_dense
     if gated() or (choice is None and runtime.state.hides_failures):
         choice = True

@@ -232,8 +232,8 @@ class Agent:
         elif number not in ENDING:
             self._loop.signal(number)
         elif self._signalled_s and not self._has_everyone:
-            # A batch system has signalled tfdistrun too, perhaps seconds later. The
-            # ranks save already, and a second signal would kill them.
+            # A batch system has signaled tfdistrun too, perhaps seconds later. The
+            # ranks save already, and a second signal may kill them.
             self._has_everyone = True
             self._silent = False
             while self._held:

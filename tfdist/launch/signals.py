@@ -85,9 +85,9 @@ def signal_group(group: int, number: int) -> None:
 def ask_to_end(groups: Collection[int], number: int) -> None:
     """Sends an ending signal to the processes in the groups, except to workers.
 
-    A worker is a process that the signal would kill, although it runs the same
-    executable as a parent that has a handler: for example, a process of a
-    `multiprocessing.Pool`. The parent may need it to finish its work.
+    A worker is a process that the signal would kill, and that runs the same executable
+    as an ancestor with a handler: for example, a process of a `multiprocessing.Pool`.
+    The ancestor may need it to finish its work.
     """
     for group in groups:
         members = _members([group])

@@ -100,8 +100,8 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     sizes, pass this rank's number of samples to
     `DistributedGradientTape.gradient(..., weight=...)`. The `weight` of an optimizer
     would be applied too late, after the backward pass, so it raises an error for all
-    variables of the model. It is also too late for the variables of another model whose
-    outputs are passed to this model, which is not detected.
+    variables of the model. It is also too late, but not detected, for the variables of
+    a model whose outputs are passed to this one.
 
     All ranks have to call the layer, forward and backward, equally often and in the
     same order. With `C` channels, each training call costs one operation in the forward

@@ -17,8 +17,8 @@ constexpr int64_t kLeaderGraceUs = 500 * 1000;
 
 }  // namespace
 
-// A timeout is for ranks that do not call an operation, not for slow lines. Operations that come
-// after one that moves may be waiting for their turn.
+// A slow connection causes no timeout. Operations behind one that moves may be waiting for their
+// turn, so their timeouts restart too.
 void DeadlineWatch::Prolong(int64_t now_us) {
   for (const auto& [id, set] : access_.sets) {
     bool moves = false;

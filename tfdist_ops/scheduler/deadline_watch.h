@@ -31,7 +31,7 @@ class DeadlineWatch {
   };
   explicit DeadlineWatch(const Access& access) : access_(access) {}
 
-  // Gives operations whose data move their whole timeout again.
+  // Restarts the timeout of operations whose data are moving.
   void Prolong(int64_t now_us);
   // As the leader of a set: warns of what waits for ranks, and ends the work when something has
   // waited past its deadline.

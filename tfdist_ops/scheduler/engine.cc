@@ -10,8 +10,8 @@
 namespace tfdist {
 namespace {
 
-// More than twice this between two turns, and the process was suspended: it takes turns at least
-// once a second.
+// Turns are at most this far apart. If a gap is more than twice as long, the process was
+// suspended.
 constexpr int64_t kTurnUs = 1000 * 1000;
 
 }  // namespace

@@ -161,7 +161,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void StopWork() override;
   void EndStopped(std::unique_ptr<Request> request) override;
   void EndAll(const Status& failure, const Status& pending, int64_t now_us) override;
-  // Every call that a deadline can depend on begins with it.
+  // Calls that set or check deadlines begin with it.
   void AdvanceOwnTime(int64_t now_us) { state_.own_us += own_time_.Advance(now_us); }
 
   const World world_;

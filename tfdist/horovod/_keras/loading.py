@@ -19,8 +19,8 @@ _SHORT_NAMES = {
     "mse": keras.losses.mean_squared_error,
     "mae": keras.losses.mean_absolute_error,
 }
-# Optimizers of `tf.keras.optimizers.legacy` with one of these slots list it for all
-# variables before their second slots. Keras 3 lists both slots of each variable.
+# Optimizers of `tf.keras.optimizers.legacy` save such a slot for all variables, then
+# the second slot for all. Keras 3 saves both slots variable by variable.
 _LEGACY_SLOTS = ("m", "accum_grad")
 # Optimizer settings that Keras 2 saves and Keras 3 does not accept.
 _DROPPED = ("is_legacy_optimizer", "jit_compile", "decay")
