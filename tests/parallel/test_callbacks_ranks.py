@@ -184,6 +184,7 @@ def test_numbers_that_are_no_metrics_are_weighted_by_samples():
         assert logs["spread"] == pytest.approx(0.25)  # (0 * 3 + 1 * 1) / 4
         assert logs["same"] == 0.25
         assert (logs["words"], logs["flag"], logs["steps"]) == ("text", True, 7)
+        assert isinstance(logs["steps"], int)
         for name in ("array", "count", "tensor", "own"):
             assert logs[name] == pytest.approx(0.25)
 

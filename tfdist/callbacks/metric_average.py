@@ -32,7 +32,7 @@ class MetricAverage(RankCallback):
     validation metrics. It works for all Keras metrics; a custom metric needs an
     attribute `tfdist_merge` (`docs/evaluation.md`). Other numbers in the logs (e.g.
     from a custom `train_step` or an earlier callback) are averaged, weighted by the
-    ranks' numbers of samples.
+    ranks' numbers of samples. A number that is equal on all ranks stays unchanged.
 
     Outside of `fit` use `tfdist.evaluate`, which splits the data itself.
     `model.evaluate` on sharded data returns the metrics of this rank's samples. With
@@ -165,7 +165,7 @@ class MetricAverage(RankCallback):
             if key in results and key not in unused:
                 logs[key] = results[key]
             elif as_number(logs[key]) is not None:
-                logs[key] = self._weighted_mean(key, shared)
+                logs[key] = self._weighted_mean(key, logs[key], shared)
 
     @property
     def has_training_metrics(self) -> bool:
@@ -198,10 +198,11 @@ class MetricAverage(RankCallback):
             if not np.allclose(value, logs.get(key, value), atol=0, equal_nan=True)
         ]
 
-    def _weighted_mean(self, key: str, shared: list[dict[str, Any]]) -> float:
+    def _weighted_mean(self, key: str, value: Any, shared: list[dict[str, Any]]) -> Any:
+        """Returns the mean, or this rank's `value` unchanged if all ranks have it."""
         values = [other["numbers"].get(key, float("nan")) for other in shared]
         if len(set(values)) == 1:
-            return float(values[0])
+            return value  # an integer stays one, for `range` or "{step:04d}"
         prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
         samples = [other["samples"].get(prefix, 0.0) for other in shared]
         if sum(samples) <= 0:  # a single rank may have no data

@@ -172,7 +172,8 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
         for key, value in logs.items():
             if as_number(value) is not None:
                 values = [own["numbers"].get(key, np.nan) for own in shared]
-                logs[key] = float(np.mean(values))
+                if len(set(values)) > 1:  # else an integer stays one
+                    logs[key] = float(np.mean(values))
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
