@@ -144,8 +144,10 @@ def test_arguments_that_may_differ():
     assert find_problem([uneven] * 2, [ARGUMENTS, steps]) is None
     alone = {**ARGUMENTS, "validation_data": "none", "validation_freq": "-"}
     assert find_problem([START[:1]] * 2, [ARGUMENTS, alone]) is None
-    for name in ("StopOnSignal", "Elastic"):
-        meets = [START[0], ours(name)]
+    fixed = [START[0], ours("Elastic", elastic_job=False)]
+    assert find_problem([fixed] * 2, [ARGUMENTS, alone]) is None
+    for one in (ours("StopOnSignal"), ours("Elastic", elastic_job=True)):
+        meets = [START[0], one]
         assert "validation_data" in find_problem([meets] * 2, [ARGUMENTS, alone]).text
 
 

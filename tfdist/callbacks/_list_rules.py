@@ -7,7 +7,7 @@ the same error on all ranks before training begins.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # Callbacks whose inputs have to be equal on all ranks.
@@ -22,7 +22,8 @@ WRITES = {
     "RemoteMonitor": "root",
     "TensorBoard": "log_dir",
 }
-# Callbacks in which the ranks wait for each other before or after a validation.
+# Callbacks in which the ranks wait for each other before or after a validation (Elastic
+# does only in an elastic job).
 _MEET_IN_VALIDATION = {
     "MetricAverage",
     "CombineMovingStatistics",
@@ -35,9 +36,9 @@ _ADVICE = {
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
     "For data of different lengths, omit steps_per_epoch and use "
     "tfdist.callbacks.UnevenData.",
-    "validation_data": "MetricAverage, CombineMovingStatistics, Elastic and "
-    "StopOnSignal wait for all ranks in validation. Pass every rank its own shard of "
-    "the validation data (tfdist.data.shard, or with Elastic "
+    "validation_data": "MetricAverage, CombineMovingStatistics, StopOnSignal and, in "
+    "an elastic job, Elastic wait for all ranks in validation. Pass every rank its own "
+    "shard of the validation data (tfdist.data.shard, or with Elastic "
     "tfdist.data.global_batches), or pass validation_data on no rank.",
     "validation_freq": "All ranks must validate after the same epochs.",
     "class_weight": "All ranks must minimize the same loss. Compute the weights from "
@@ -100,8 +101,8 @@ def find_problem(
         'EarlyStopping decides on the metrics of one rank'
     """
     differ = [*_ours_differ(lists), *_missing_somewhere(lists)]
-    kinds = {entry.kind for own in lists for entry in own}
-    found = [*_arguments_differ(arguments, kinds), *differ]
+    entries = [entry for own in lists for entry in own]
+    found = [*_arguments_differ(arguments, entries), *differ]
     for check in (_backup, _not_last, _stops_alone, _same_place, _written_too_early):
         found += check(lists)
     if not differ:  # these rules use only the list of rank 0
@@ -123,12 +124,15 @@ def combine(found: Sequence[Problem]) -> Problem | None:
 
 
 def _arguments_differ(
-    arguments: Sequence[Mapping[str, Any]], kinds: Set[str]
+    arguments: Sequence[Mapping[str, Any]], entries: Sequence[Entry]
 ) -> Iterator[Problem]:
     allowed = set()
-    if "UnevenData" in kinds:
+    if any(entry.kind == "UnevenData" for entry in entries):
         allowed.add("steps_per_epoch")
-    if not kinds & _MEET_IN_VALIDATION:
+    if not any(
+        entry.kind in _MEET_IN_VALIDATION and entry.settings.get("elastic_job", True)
+        for entry in entries
+    ):
         allowed |= {"validation_data", "validation_freq"}  # one rank may validate alone
     for name in dict.fromkeys(name for own in arguments for name in own):
         values = [own.get(name) for own in arguments]

@@ -130,9 +130,10 @@ class Elastic(RankCallback):
         self._validation: Any = None  # source of the validation data, if it has one
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Returns a description of the data."""
+        """Returns a description of the data, and whether the job is elastic."""
+        settings: dict[str, Any] = {"elastic_job": renewal.is_elastic(os.environ)}
         source = source_of((variables_of_fit(self.model) or {}).get("x"))
-        return {"data": source.describe()} if source is not None else {}
+        return settings | ({"data": source.describe()} if source is not None else {})
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Corrects the number of steps, if it depends on the ranks or on the epoch.
