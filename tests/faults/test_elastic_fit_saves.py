@@ -1,8 +1,12 @@
 """A rank of an elastic job is lost while rank 0 saves, or before it saves."""
 
+import re
+
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import python, run
+
+from tfdist import newest_checkpoint
 
 pytestmark = pytest.mark.faults
 OPTIONS = ("-np", "2", "--min-np", "1", "--max-restarts", "0")
@@ -94,7 +98,8 @@ def test_a_loop_may_save_after_a_commit_if_a_rank_is_lost_meanwhile(tmp_path):
     assert (tmp_path / "saved.keras").exists()
 
 
-# Rank 0 is lost before its thread has written the model of epoch 2, which is the best.
+# Rank 0 is lost, or leaves, before its thread has written the model of epoch 2, which
+# is the best.
 BEST = """
 import os, signal, time
 import keras, numpy as np, tfdist
@@ -107,9 +112,9 @@ class Score(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs["score"] = [3.0, 1.0, 2.0, 2.0][epoch]
         if member == 0 and epoch == 1:
-            _atomic_file._sync = lambda path: time.sleep(3600)
+            _atomic_file._sync = lambda path: time.sleep({sync_s})
         elif member == 0 and epoch == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.{sent})
 
 x = np.ones((6, 1), "float32")
 train = tfdist.data.global_batches((x, x), global_batch=6)
@@ -128,9 +133,19 @@ model.fit(
 @pytest.mark.slow
 @deadline(90)
 def test_a_model_that_a_lost_rank_has_not_written_is_not_the_best(tmp_path):
-    done = run(tmp_path, *OPTIONS, *python(BEST), timeout_s=80.0)
+    program = BEST.format(sync_s=3600, sent="SIGKILL")
+    done = run(tmp_path, *OPTIONS, *python(program), timeout_s=80.0)
     assert done.code == 0, done.stdout + done.stderr
     assert "best.keras was not saved, because rank 0 was lost" in done.stderr
-    saved = [line.partition("] ")[2] for line in done.stdout.splitlines()]
-    epochs = ["Epoch 1: saved best.keras", "Epoch 3: saved best.keras"]
-    assert list(filter(None, saved)) == epochs
+    assert re.findall(r"Epoch (\d): saved best.keras", done.stdout) == ["1", "3"]
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_rank_0_that_leaves_completes_its_file(tmp_path):
+    program = BEST.format(sync_s=1, sent="SIGTERM")
+    done = run(tmp_path, *OPTIONS, *python(program), timeout_s=80.0)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "was not saved" not in done.stderr
+    assert re.findall(r"Epoch (\d): saved best.keras", done.stdout) == ["1", "2"]
+    assert newest_checkpoint(tmp_path / "best.keras") == tmp_path / "best.keras"

@@ -5,6 +5,7 @@ The campaign (tests/campaign/checkpoints.py) tries the same much more often.
 
 import logging
 import os
+import shutil
 import threading
 
 import h5py
@@ -198,15 +199,31 @@ def test_a_new_rank_0_knows_which_file_its_predecessor_has_not_written(
         lost.on_epoch_end(epoch, {"loss": loss})
         lost.wait_until_finished()
         other._latest, other._best = lost._latest, lost._best
-        other.on_ranks_changed(becomes_first=False)
+        other.on_ranks_changed(becomes_first=True)  # rank 0 has left, and still writes
         assert other._best == loss
-        other.on_ranks_changed(becomes_first=True)
+        other.on_first_rank_lost()
         assert len(caplog.messages) == epoch
     other.on_epoch_begin(2)
     other.on_epoch_end(2, {"loss": 0.4})
     other.wait_until_finished()
     assert other._best == 0.4
-    assert not list(tmp_path.glob(".partial-*"))
+    assert list(tmp_path.glob(".partial-*")) != []  # its process may be alive
+
+
+@pytest.mark.parametrize("name", ["latest.keras", "x/latest.keras"])
+def test_a_complete_file_or_an_unknown_one_is_not_reported_as_lost(
+    name, tmp_path, caplog
+):
+    model = checkpoint_program.build()
+    (tmp_path / ".partial-01234567-latest.keras").touch()  # of a killed job
+    checkpoint = saver(tmp_path / name, model)
+    checkpoint.save_now({}, None)
+    checkpoint.wait_until_finished()
+    if name.startswith("x"):
+        shutil.rmtree(tmp_path / "x")
+        (tmp_path / "x").touch()
+    checkpoint.on_first_rank_lost()
+    assert caplog.messages == []
 
 
 def test_a_variable_in_no_list_is_part_of_the_next_file(tmp_path, caplog):

@@ -75,6 +75,27 @@ def test_tfdistrun_decides_who_goes_on_if_the_ranks_cannot(
     assert [one["failed"] for one in job.requests] == [failed]
 
 
+@pytest.mark.parametrize(
+    ("rank", "message", "expected"),
+    [
+        (0, "lost", True),
+        (1, "lost", False),
+        (0, "a rank leaves after a step", False),
+    ],
+)
+def test_a_rank_0_that_is_lost_is_told_from_one_that_leaves(
+    job, monkeypatch, rank, message, expected
+):
+    monkeypatch.setenv("TFDIST_MEMBER", "3")
+    error = native.CoreError(
+        native.ABORTED, message, {"kind": "rank_failed", "rank": rank}
+    )
+    monkeypatch.setattr(native, "failure", lambda: error)
+    process = Generations()
+    process.enter_next(5, "", lambda: None)
+    assert process.has_lost_first == expected
+
+
 def test_other_errors_of_the_ranks_end_the_program(job, monkeypatch):
     monkeypatch.setattr(native, "failure", lambda: lost(0, "mismatch"))
     with pytest.raises(native.CoreError):

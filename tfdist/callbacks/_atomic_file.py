@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tfdist.training.checkpoint_files import checksum_file, checksum_line, sha256_of
 
-_PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-(.+)")
+_PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
 _ABANDONED_S = 3600.0  # age at which an unchanged partial file is removed
 
 
@@ -91,23 +91,6 @@ def remove_with_checksum(path: Path) -> None:
     listed = checksum_file(path)
     path.unlink(missing_ok=True)
     listed.unlink(missing_ok=True)
-
-
-def remove_unfinished(path: Path) -> bool:
-    """Returns whether a process that was killed has left a file unwritten.
-
-    Removes what the process has written of the file.
-
-    Args:
-        path: path of the file, which the process was to write with `atomic_write`.
-    """
-    target = Path(os.path.realpath(path))
-    entries = list(target.parent.iterdir()) if target.parent.is_dir() else []
-    found = [(_PARTIAL.fullmatch(one.name), one) for one in entries]
-    partial = [one for match, one in found if match and match[1] == path.name]
-    for one in partial:
-        one.unlink(missing_ok=True)
-    return bool(partial) or not target.exists()
 
 
 def _text_of(listed: Path) -> str:

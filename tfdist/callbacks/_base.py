@@ -91,6 +91,9 @@ class RankCallback(keras.callbacks.Callback):
             becomes_first: whether this process was not rank 0, and is now.
         """
 
+    def on_first_rank_lost(self) -> None:
+        """Called before `on_ranks_changed` on a new rank 0 if the previous was lost."""
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model, and the callback lists of all ranks."""
         runtime.check_initialized()

@@ -467,6 +467,8 @@ class ElasticFit(keras.callbacks.Callback):
         values, stop = self._state.read(), self.model.stop_training
         for callback in self._list.callbacks:
             if isinstance(callback, RankCallback):
+                if becomes_first and self._generations.has_lost_first:
+                    callback.on_first_rank_lost()
                 callback.on_ranks_changed(becomes_first=becomes_first)
         if becomes_first:  # a callback that moves to this rank may have changed them
             self._state.assign(values)

@@ -16,11 +16,7 @@ from typing import Any
 
 import keras
 
-from tfdist.callbacks._atomic_file import (
-    remove_unfinished,
-    remove_with_checksum,
-    write_with_checksum,
-)
+from tfdist.callbacks._atomic_file import remove_with_checksum, write_with_checksum
 from tfdist.callbacks._background_writer import BackgroundWriter, Job
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import leaves_out_validation
@@ -189,8 +185,9 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
-        # Name of the latest file, and the best value before it; on all ranks.
-        self._latest: tuple[str, float | None] | None = None
+        # Name of the latest file, and the time of the file and the best value before
+        # it; on all ranks.
+        self._latest: tuple[str, int | None, float | None] | None = None
         self._names: list[str] = []  # of files that `keep` may remove, on all ranks
         self._steps = 0
         self._snapshots = ModelSnapshots()
@@ -200,12 +197,12 @@ class Checkpoint(RankCallback):
         """Returns when the ranks save, and whether they wait for the file."""
         return {"save_freq": self.save_freq, "background": self.background}
 
-    def on_ranks_changed(self, *, becomes_first: bool) -> None:
-        """Checks on a new rank 0 whether the previous one has written its last file."""
-        if not (becomes_first and self.background and self._latest):
+    def on_first_rank_lost(self) -> None:
+        """Checks whether the lost rank 0 has written its last file."""
+        if not (self.background and self._latest):
             return
-        name, best_before = self._latest
-        if remove_unfinished(Path(name)):
+        name, before_ns, best_before = self._latest
+        if before_ns is not None and _time_ns(Path(name)) == before_ns:
             self._best = best_before
             _logger.warning(
                 "The checkpoint %s was not saved, because rank 0 was lost before the "
@@ -311,13 +308,12 @@ class Checkpoint(RankCallback):
             process_set=self._ranks,
         )
         if saved is not None:  # known to all ranks, each of which may become rank 0
-            self._latest = saved[0], self._best
-            _, self._names, self._best = saved
+            self._latest, self._names, self._best = saved
 
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
-    ) -> tuple[str, list[str], float | None] | None:
-        """Saves if due; returns the new name, all names and the best value, or None."""
+    ) -> tuple[tuple[str, int | None, float | None], list[str], float | None] | None:
+        """Saves if due; returns the new attributes of all ranks, or None."""
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
@@ -332,12 +328,13 @@ class Checkpoint(RankCallback):
                 self._writer.retry()
                 return None
         path = self._path(logs, batch)
+        latest = str(path), _time_ns(path), self._best
         if self.background:
             self._save_in_background(path)
         else:
             self._save(path, self.model, self._epoch)
         best = value if self.save_best_only else self._best
-        return str(path), self._names_with(path), best
+        return latest, self._names_with(path), best
 
     def _names_with(self, path: Path) -> list[str]:
         """Returns the names of a new file and of earlier ones that `keep` may remove.
@@ -450,6 +447,16 @@ class _Nothing:
 def between_updates(model: keras.Model) -> bool:
     """Returns whether there are accumulated gradients, which differ between ranks."""
     return is_between_updates(model.optimizer)
+
+
+def _time_ns(path: Path) -> int | None:
+    """Returns the time of a file; 0 if there is no file, None if that is unknown."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None
 
 
 def _check_names(filepath: str) -> None:

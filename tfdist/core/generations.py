@@ -59,6 +59,8 @@ class Generations:
             another, as a spare, or because the job grows) and has not joined yet.
         is_last: whether the job is preempted. All ranks then save their state, which is
             the same, and exit with `exit_preempted`.
+        has_lost_first: whether the previous generation ended because its rank 0 was
+            lost. Its process has ended.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Generations:
         self._progress = progress
         self._term = TermSignal(self._ask_to_leave)
         self._is_done = False  # the training has ended
-        self.is_last = False
+        self.is_last = self.has_lost_first = False
         self.is_elastic = renewal.is_elastic(os.environ)
         # After the process has joined, its environment no longer tells how it started.
         has_place = runtime.generation() > 1
@@ -216,6 +218,7 @@ class Generations:
         lost = native.failure()
         if lost is not None and not is_loss(lost):
             raise lost
+        self.has_lost_first = 0 in _failed_ranks(lost)
         while True:
             place = self._ask(committed, program, lost)
             self.is_newcomer = False  # also if it does not connect
