@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.collectives import per_rank_variables
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.reduction import reduce_gradients
@@ -71,3 +72,15 @@ def test_scaling_without_local_variables_and_a_weight_without_scaling_are_refuse
     options = ReduceOptions(local_variables=local, scale_local_gradients=False)
     with pytest.raises(ValueError, match="Omit weight or"):
         reduce_gradients([tf.constant([2.0])], [v], options, weight=3)
+
+
+def test_a_local_variable_of_another_model_hides_no_slots_of_that_name():
+    earlier = keras.Variable(1.0, name="head")
+    per_rank_variables.declare([earlier])
+    shared, own = keras.Variable(1.0, name="head"), keras.Variable(1.0, name="own")
+    slots = [keras.Variable(0.0, name=f"{n}_momentum") for n in ("head", "own")]
+    per_rank_variables.declare([own])
+    per_rank_variables.note_broadcast([shared, *slots])
+    # `own` was not broadcast, but is trained in the step that is compared.
+    found = per_rank_variables.broadcast_with([shared, own])
+    assert [v.name for v in found] == ["head", "head_momentum"]

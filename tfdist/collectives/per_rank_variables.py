@@ -86,8 +86,14 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
     identities = set(map(identity, variables))
     found: dict[int, Any] = {}
     for listed in _live_broadcast_lists():
-        if not identities.isdisjoint(map(identity, listed)):
-            found.update((identity(v), v) for v in listed if not _has_per_rank_name(v))
+        if identities.isdisjoint(map(identity, listed)):
+            continue
+        # Not all declared variables: those of a deleted model may live on some ranks.
+        known = (_declared.get(tf_variable(v)) for v in [*variables, *listed])
+        slots = tuple(prefix for prefix in known if prefix is not None)
+        found.update(
+            (identity(v), v) for v in listed if not _has_per_rank_name(v, slots)
+        )
     return list(found.values())
 
 
@@ -123,10 +129,10 @@ def per_rank_states(model: keras.Model) -> list[Any]:
     return own
 
 
-def _has_per_rank_name(variable: Any) -> bool:
+def _has_per_rank_name(variable: Any, slots: tuple[str, ...]) -> bool:
     name = str(getattr(variable, "path", variable.name)).rpartition("/")[2]
     is_metric = getattr(variable, "aggregation", None) == "sum"
-    is_slot = name.startswith(tuple(_declared.values()))
+    is_slot = name.startswith(slots)
     return is_metric or is_slot or name.partition(":")[0].endswith(_PER_RANK_NAMES)
 
 

@@ -61,10 +61,6 @@ class WeakRegistry(Generic[V]):
         # The identity may have belonged to an object that was just deleted.
         return entry[1] if entry is not None and entry[0]() is obj else default
 
-    def values(self) -> list[V]:
-        """Returns the values of all objects."""
-        return [value for _, value in list(self._entries.values())]
-
     def __contains__(self, obj: Any) -> bool:
         missing = object()
         return self.get(obj, missing) is not missing
