@@ -21,7 +21,7 @@ from tfdist.callbacks._callback_states import (
     state_to_send,
 )
 from tfdist.callbacks._elastic_fit import ElasticFit
-from tfdist.callbacks._fit_place import place_of_step
+from tfdist.callbacks._fit_place import place_of_hook, place_of_step
 from tfdist.callbacks._fit_position import FitPosition
 from tfdist.callbacks._fit_state import FitState, Received
 from tfdist.callbacks.elastic import _check_best_weights
@@ -209,6 +209,51 @@ def test_a_newcomer_saves_with_the_others_if_the_job_ends_as_it_joins(monkeypatc
     with pytest.raises(SystemExit):
         fit._join()
     assert saves == [received]
+
+
+@pytest.mark.parametrize("place", ["hook", "validation"])
+def test_a_second_loss_does_not_undo_what_a_new_rank_0_has_set_up(place, monkeypatch):
+    """Two ranks are lost one after the other; the first was rank 0."""
+
+    class Log(keras.callbacks.Callback):
+        file = None
+        tries = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.tries += 1
+            if len(losses) < 2:
+                raise RuntimeError("a rank was lost")
+
+    def validate(check):
+        log.on_epoch_begin(0)
+        return {"val_loss": 1.0}
+
+    def recover(*arguments):
+        if not losses:  # this rank becomes rank 0
+            log.file = "open"
+        losses.append("a rank")
+
+    tfdist.init()
+    log, losses, fit = Log(), [], ElasticFit.__new__(ElasticFit)
+    fit._epoch, fit._taken, fit._starts_at, fit._resumes_at = 0, None, None, None
+    fit._generations = SimpleNamespace(is_elastic=True, check_between_commits=None)
+    fit._methods = SimpleNamespace(evaluate_with=validate)
+    fit._state = SimpleNamespace(
+        save=lambda: None,
+        read=lambda: None,
+        completed=0,
+        callbacks=[log],
+        validation=SimpleNamespace(exchange=lambda generation: None),
+    )
+    monkeypatch.setattr(fit, "_progress", lambda: (0, 1))
+    monkeypatch.setattr(fit, "_is_loss", lambda error: True)
+    monkeypatch.setattr(fit, "_recover", recover)
+    if place == "hook":
+        at = place_of_hook("on_epoch_begin", 0, 0, 0)
+        fit._call(at, "on_epoch_begin", log, (0,), {})
+    else:
+        assert fit._validate() == {"val_loss": 1.0}
+    assert (log.file, log.tries, len(losses)) == ("open", 1, 2)
 
 
 def test_a_hook_that_is_repeated_begins_with_the_same_attributes_and_logs():

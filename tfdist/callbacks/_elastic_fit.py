@@ -269,10 +269,9 @@ class ElasticFit(keras.callbacks.Callback):
         state.save()
         before = state.completed
         # Callbacks of tfdist can be repeated without an undo.
-        others = (c for c in state.callbacks if not isinstance(c, RankCallback))
-        changes = CallbackChanges(others)
+        others = [c for c in state.callbacks if not isinstance(c, RankCallback)]
         while True:
-            is_complete = False
+            changes, is_complete = CallbackChanges(others), False
             try:
                 check = self._generations.check_between_commits
                 logs = self._methods.evaluate_with(check, *arguments, **options)
@@ -351,10 +350,10 @@ class ElasticFit(keras.callbacks.Callback):
         if not place.is_of_step:
             state.save()
         before = state.completed
-        changes = CallbackChanges([callback], logs)
         done, total = self._progress()
         is_last = done == total  # no step follows
         while True:
+            changes = CallbackChanges([callback], logs)
             is_complete, calls = False, eager_calls()
             try:
                 if is_last and not place.is_of_step:
