@@ -211,6 +211,29 @@ def test_a_newcomer_saves_with_the_others_if_the_job_ends_as_it_joins(monkeypatc
     assert saves == [received]
 
 
+@pytest.mark.parametrize(("batch", "is_enough"), [(1, False), (2, True)])
+def test_a_newcomer_accepts_validation_batches_that_suffice_for_the_job(
+    batch, is_enough, monkeypatch
+):
+    """A replacement of one of two ranks starts as rank 2 of 3."""
+    tfdist.init()
+    x = np.ones((12, 1))
+    train, validation = (
+        tfdist.data.global_batches((x, x), global_batch=size) for size in (6, batch)
+    )
+    found = {"x": train, "validation_data": validation}
+    monkeypatch.setattr(elastic, "variables_of_fit", lambda model: found)
+    monkeypatch.setattr(elastic.runtime, "size", lambda: 3)
+    of_newcomer = {"MEMBER": "2", "RANK": "2", "SIZE": "3", "MAX_SIZE": "2"}
+    for name, value in of_newcomer.items():
+        monkeypatch.setenv(f"TFDIST_{name}", value)
+    if is_enough:
+        assert elastic._sources_of_fit(None, 0)[1] is not None
+    else:
+        with pytest.raises(ValueError, match="a global_batch of at least 2"):
+            elastic._sources_of_fit(None, 0)
+
+
 @pytest.mark.parametrize("place", ["hook", "validation"])
 def test_a_second_loss_does_not_undo_what_a_new_rank_0_has_set_up(place, monkeypatch):
     """Two ranks are lost one after the other; the first was rank 0."""

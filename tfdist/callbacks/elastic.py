@@ -249,7 +249,10 @@ def _sources_of_fit(model: keras.Model, start: int) -> tuple[Any, Any]:
             "tfdist.data.global_batches(..., global_batch=..., shuffle=False, "
             "drop_remainder=False)."
         )
-    size = runtime.size()  # before a process joins: at least the job's size
+    size = runtime.size()
+    if renewal.is_elastic(os.environ):
+        # Before a process joins, its size may be larger than that of the job can be.
+        size = min(size, renewal.largest_size(os.environ))
     if validation is not None and validation.step_size(0, size) < size:
         raise ValueError(
             f"Expected validation data with a global_batch of at least {size}, the "

@@ -144,6 +144,8 @@ def is_newcomer(environ: Mapping[str, str]) -> bool:
 def largest_size(environ: Mapping[str, str]) -> int:
     """Returns the largest number of ranks that this job can have.
 
+    It may be smaller than the size that a newcomer has before it joins.
+
     Example:
         >>> from tfdist.core.rendezvous.renewal import largest_size
         >>> place = {"TFDIST_RANK": "1", "TFDIST_SIZE": "2"}
@@ -151,7 +153,7 @@ def largest_size(environ: Mapping[str, str]) -> int:
         (2, 4)
     """
     text = environ.get(MAX_SIZE, "")
-    return max(detect(environ).size, int(text) if text.isdecimal() else 1)
+    return int(text) if text.isdecimal() else detect(environ).size
 
 
 def ask_for_place(
