@@ -132,6 +132,20 @@ def test_changes_that_a_lost_rank_has_interrupted_are_sent_again(monkeypatch):
     assert (callback.calls, float(model.optimizer.learning_rate)) == (2, 0.125)
 
 
+def test_changes_are_not_kept_in_memory_during_the_steps():
+    class Halves(Halve):
+        def on_train_begin(self, logs=None):
+            self.on_epoch_end(0)
+
+    wrapped, _ = in_elastic_fit(Halves())
+    wrapped._run_on_first_rank("on_train_begin", {})
+    assert not wrapped._latest  # this hook is not repeated
+    wrapped.on_epoch_end(0, {})
+    assert wrapped._latest
+    wrapped.on_train_batch_begin(0, {})
+    assert not wrapped._latest
+
+
 def test_the_best_weights_of_a_large_model_are_sent():
     best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
     wrapped, model = in_elastic_fit(best, units=1 << 18)

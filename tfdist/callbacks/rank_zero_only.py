@@ -162,6 +162,7 @@ class RankZeroOnly(RankCallback):
     ) -> None:
         """Runs the hook on rank 0; the others do not wait."""
         super().on_train_batch_begin(batch, logs)
+        self._latest.clear()  # a hook that all ranks have completed is not repeated
         if "on_train_batch_begin" in self._hooks:
             self._alone("on_train_batch_begin", batch, logs=logs)
 
@@ -193,7 +194,7 @@ class RankZeroOnly(RankCallback):
             )
             if self._keeps_copies:
                 changes["state"] = state_to_send(self.callback)
-                self._latest[:] = [_HookChanges(call, changes, self.model)]
+                self._keep(call, changes)
             return changes
 
         told = run_on_rank(
@@ -212,7 +213,12 @@ class RankZeroOnly(RankCallback):
         if runtime.rank() != self._first:
             vars(self.callback).update(told.get("state", {}))
             if self._keeps_copies:
-                self._latest[:] = [_HookChanges(call, told, self.model)]
+                self._keep(call, told)
+
+    def _keep(self, call: tuple[Any, ...], changes: dict[str, Any]) -> None:
+        """Keeps the changes of a hook until the next step."""
+        if call[0] != "on_train_begin":  # which is not repeated after a loss
+            self._latest[:] = [_HookChanges(call, changes, self.model)]
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Calls the method on rank 0; no rank waits, so an exception ends the job."""
