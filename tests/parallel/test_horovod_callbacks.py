@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.horovod_calls import on_ranks, recorded
+from helpers.outcome import outcome
 
 import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow.keras as hvd
@@ -152,20 +153,26 @@ def fits_of_own_sets():
         keras.optimizers.SGD(1.0), process_set=own_set()
     )
     model, rates = one_weight(optimizer, start=5.0 + rank), Rates()
-    callbacks = [
-        c.BroadcastGlobalVariablesCallback(0),
-        c.MetricAverageCallback(),
-        c.LearningRateWarmupCallback(4.0 * (rank + 1), warmup_epochs=1),
-        rates,
-    ]
     options = {**FIT, "batch_size": 2 - rank}  # rank 1 has twice as many steps
     for _ in range(2):
+        callbacks = [
+            c.BroadcastGlobalVariablesCallback(0),
+            c.MetricAverageCallback(),
+            c.LearningRateWarmupCallback(4.0 * (rank + 1), warmup_epochs=1),
+            rates,
+        ]
         model.fit(X, Y, callbacks=callbacks, **options)
-    return [rates.seen, float(model.layers[-1].kernel[0, 0])]
+    end = float(model.layers[-1].kernel[0, 0])
+    if rank == 0:  # one rank alone trains a new model
+        model = one_weight(optimizer)
+    start = [c.BroadcastGlobalVariablesCallback(0)]
+    error = outcome(lambda: model.fit(X, Y, callbacks=start, **options))
+    return [rates.seen, end, error["message"]]
 
 
 def test_sets_may_train_models_of_their_own_at_rates_of_their_own():
-    for rank, (rates, weight) in enumerate(on_ranks(fits_of_own_sets, 2)):
+    for rank, (rates, weight, error) in enumerate(on_ranks(fits_of_own_sets, 2)):
+        assert "the models of ranks [1] alone were broadcast before" in error
         steps, rate = STEPS * (rank + 1), 4.0 * (rank + 1)
         fit = [rate / 2 * ((step + 1) / steps + 1) for step in range(steps)]
         assert rates == pytest.approx(2 * fit)

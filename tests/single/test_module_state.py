@@ -61,6 +61,7 @@ STATE = {
     # Horovod's interface is one of functions: its state is that of its modules.
     "horovod/_unreduced.py": {"_inside"},
     "horovod/_elastic_loop.py": {"_state"},
+    "horovod/_keras/callbacks.py": {"_sent"},
     "horovod/_gradient_origin.py": {
         *("_local_tensors", "_local_names", "_trained_in_subsets"),
     },

@@ -9,10 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist import errors
 from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks.metric_average import as_number, exchange_logs
 from tfdist.collectives.local_variables import identity, is_variable
+from tfdist.collectives.objects import gather_from_all
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.core import runtime
 from tfdist.horovod._keras.all_ranks import OfAllRanks, trains_in_subset
@@ -21,6 +23,8 @@ from tfdist.training.metric_states import check_metrics
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 
 _logger = logging.getLogger("tfdist")
+# Models that a BroadcastGlobalVariablesCallback has broadcast.
+_sent: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
@@ -42,7 +46,8 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         ValueError: an entry of `local_variables` is not a variable; or, at the start of
             `fit`, the model's optimizer does not reduce gradients.
         tfdist.MismatchError: at the start of `fit`, the paths, shapes or dtypes of the
-            ranks' variables, or the state of their preprocessing layers, differ.
+            ranks' variables, or the state of their preprocessing layers, differ; or
+            it is the first `fit` of a model on some ranks only, in process sets.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -56,7 +61,6 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         warn_unused_device("device", device)
         self.root_rank = root_rank
         self._local: list[Any] = []
-        self._sent: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         if local_variables is not None:
             single = is_variable(local_variables)
             listed = [local_variables] if single else local_variables
@@ -78,10 +82,20 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         declare([var])
 
     def _broadcast(self, why_unbuilt: Exception | None = None) -> None:
-        if self.model in self._sent and trains_in_subset(self.model):
-            return
-        super()._broadcast(why_unbuilt)
-        self._sent.add(self.model)
+        name = type(self).__name__
+        own = self.model in _sent and trains_in_subset(self.model)
+        shared = gather_from_all(own, name, name=f"{name} at the start of fit")
+        if len(set(shared)) > 1:
+            again = [rank for rank, before in enumerate(shared) if before]
+            raise errors.MismatchError(
+                f"{name} expected either the first fit of a model on every rank or a "
+                f"later one on every rank, but the models of ranks {again} alone were "
+                "broadcast before. Train new models on all ranks, or broadcast within "
+                "a set with hvd.broadcast_variables(..., process_set=...)."
+            )
+        if not own:
+            super()._broadcast(why_unbuilt)
+            _sent.add(self.model)
 
     def _variables(self) -> list[Any]:
         everything = super()._variables()
