@@ -208,6 +208,24 @@ def test_workers_stay_until_their_program_has_saved(tmp_path, marker, by_a_scrip
     assert marked(marker) == []
 
 
+WRAPS_A_PROGRAM = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: None)
+program = "print('ready', flush=True); import time; time.sleep(600)"
+sys.exit(-subprocess.Popen([sys.executable, "-c", program]).wait())
+"""
+
+
+@deadline(40)
+def test_a_program_that_another_one_wraps_gets_the_signal(tmp_path, marker):
+    process = start(tmp_path, "-np", "2", *python(WRAPS_A_PROGRAM), MARK=marker)
+    until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 15.0)
+    assert done.code == 15 and done.seconds < 10.0
+    assert marked(marker) == []
+
+
 @deadline(40)
 def test_helpers_that_ignore_the_signal_are_not_waited_for(tmp_path, marker):
     """As the background jobs of a shell ignore SIGINT."""

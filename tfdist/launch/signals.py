@@ -25,6 +25,9 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the program defines their meanin
 # Default of --signal-grace-s: time for the ranks to save, from an ending signal to
 # SIGTERM and SIGKILL.
 SIGNAL_GRACE_S = 25.0
+# Found in the command lines of processes that `multiprocessing` and joblib start. A
+# forked process has the command line of its parent.
+_WORKER_CODE = ("spawn_main", "forkserver", "resource_tracker", "loky.backend")
 
 
 class Signals:
@@ -85,17 +88,18 @@ def signal_group(group: int, number: int) -> None:
 def ask_to_end(groups: Collection[int], number: int) -> None:
     """Sends an ending signal to the processes in the groups, except to workers.
 
-    A worker is a process that the signal would kill, and that runs the same executable
-    as an ancestor with a handler: for example, a process of a `multiprocessing.Pool`.
-    The ancestor may need it to finish its work.
+    A worker is a process that the signal would kill, and that `multiprocessing` started
+    for an ancestor with a handler: for example, a process of a `Pool`. The ancestor may
+    need it to finish its work.
     """
+    members = _members(groups)
+    workers = _workers(members, number)
+    with_workers = {members[pid] for pid in workers}
     for group in groups:
-        members = _members([group])
-        workers = _workers(members, number)
-        if not workers:
+        if group not in with_workers:
             signal_group(group, number)  # also reaches processes that start just now
-            continue
-        for pid in members.keys() - workers:
+    for pid in members.keys() - workers:
+        if members[pid] in with_workers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
@@ -203,7 +207,12 @@ def _workers(members: Collection[int], number: int) -> set[int]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             above = [one for one in process.parents() if one.pid in handling]
-            if process.exe() in [one.exe() for one in above]:
+            exe, words = process.exe(), process.cmdline()
+            is_started = any(code in word for word in words for code in _WORKER_CODE)
+            if any(
+                one.exe() == exe and (is_started or one.cmdline() == words)
+                for one in above
+            ):
                 found.add(pid)
     return found
 
