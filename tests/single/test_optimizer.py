@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.per_rank_variables import is_accumulator
 from tfdist.core import native
 from tfdist.gradients import xla
 from tfdist.training import model_optimizers
@@ -416,3 +417,23 @@ def test_saved_models_load_without_tfdist_as_plain_keras(tmp_path):
         for a, b in zip(expected, values, strict=True):
             np.testing.assert_array_equal(a, np.asarray(b, a.dtype))
         np.testing.assert_array_equal(model(np.ones((1, 4), "float32")), output)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_accumulators_are_known_before_the_first_step(scaled):
+    def made():
+        sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        return keras.optimizers.LossScaleOptimizer(sgd) if scaled else sgd
+
+    v = tf.Variable([1.0])
+    built_before, built_after = made(), made()
+    built_before.build([v])
+    tfdist.DistributedOptimizer(built_before)
+    tfdist.DistributedOptimizer(built_after).build([v])
+    copied = copy.deepcopy(built_before)
+    copied.build([v])
+    for optimizer in (built_before, built_after, copied):
+        inner = optimizer.inner_optimizer if scaled else optimizer
+        [sums] = inner._accumulated_gradients
+        noted = [one for one in optimizer.variables if is_accumulator(one)]
+        assert [id(one) for one in noted] == [id(sums)]

@@ -20,7 +20,11 @@ from tfdist.gradients.options import ReduceOptions
 from tfdist.training import double_buffering as buffering
 from tfdist.training.adasum import WITH_ADASUM
 from tfdist.training.loss_scale import ReducingWithAddedScale
-from tfdist.training.optimizer_mixins import Reducing, reducing_class
+from tfdist.training.optimizer_mixins import (
+    Reducing,
+    note_accumulators_of,
+    reducing_class,
+)
 
 _WAS_BUILT = "_tfdist_was_built"  # attribute: True if built before wrapping
 
@@ -198,6 +202,7 @@ def wrap_optimizer(
         )
     own_class: Any = type(optimizer)
     optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)
+    note_accumulators_of(optimizer)
     vars(optimizer)[_WAS_BUILT] = optimizer.built  # bypasses Keras's __setattr__
     return optimizer
 

@@ -51,6 +51,12 @@ class ReducesUpdates:
     _trainable_variables: list[Any]
     _get_variable_index: Callable[[Any], int]
 
+    @tf.autograph.experimental.do_not_convert
+    def build(self, variables: Any) -> None:
+        """Creates the optimizer's variables."""
+        super().build(variables)  # type: ignore[misc]
+        note_accumulators_of(self)
+
     def reduce_for_update(
         self, grads: list[Any], variables: list[Any], weight: Any
     ) -> list[Any]:
@@ -149,7 +155,6 @@ class ReducesUpdates:
         self, grads: Any, acc_grads: Any
     ) -> None:
         accumulation.count(self)
-        note_accumulators(acc_grads)
         super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
 
     def _backend_reset_gradient_accumulators(self) -> None:
@@ -418,6 +423,15 @@ def _reduce_likewise(copied: Any, original: Any) -> None:
     copied.__class__ = type(original)
     if "tfdist_options" in vars(original):
         vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]
+
+
+def note_accumulators_of(optimizer: Any) -> None:
+    """Records the accumulators of a reducing optimizer, if it is built.
+
+    This is done before the first step, which some ranks may take later than others.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    note_accumulators(getattr(inner, "_accumulated_gradients", ()))
 
 
 def _accumulation_steps(optimizer: Any) -> int | None:
