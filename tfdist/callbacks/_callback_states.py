@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.collectives.object_codec import encode, is_number
+from tfdist.collectives.object_codec import can_encode, encode
 from tfdist.core.registry import WeakRegistry
 
 MAX_STATE_BYTES = 1 << 30  # of all that ranks of an elastic `fit` send at once
@@ -86,7 +86,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, _SCALARS):
         return not isinstance(value, enum.Enum)
     if isinstance(value, np.ndarray):
-        return is_number(value.dtype)
+        return can_encode(value.dtype)
     if depth == _MAX_DEPTH:
         return False
     if type(value) in (list, tuple):

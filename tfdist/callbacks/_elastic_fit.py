@@ -282,14 +282,8 @@ class ElasticFit(keras.callbacks.Callback):
             except Exception as error:
                 if not self._is_loss(error):
                     raise
-                values = state.read()
-                changes.undo()
-                received = self._recover(place)
-                if is_complete and received is not None:
-                    # Only the exchange has failed here: the others have continued.
-                    changes.redo()
-                    state.assign(values)
-                    state.take_metrics(received, place)
+                # If complete, only the exchange has failed here.
+                if self._recover_or_keep(place, changes, is_complete):
                     return logs
 
     # ---- hooks ----
@@ -370,14 +364,8 @@ class ElasticFit(keras.callbacks.Callback):
                     raise
                 if place.is_of_step:
                     state.save()
-                values = state.read()
-                changes.undo()
-                received = self._recover(place, logs)
-                if is_complete and received is not None:
-                    # Only the barrier has failed here: the others have continued.
-                    changes.redo()
-                    state.assign(values)
-                    state.take_metrics(received, place)
+                # If complete, only the barrier has failed here.
+                if self._recover_or_keep(place, changes, is_complete, logs):
                     return
 
     def _skip_or_enter(self, place: Place, logs: dict[str, Any] | None = None) -> bool:
@@ -438,6 +426,29 @@ class ElasticFit(keras.callbacks.Callback):
             self._save_and_end(place, received)
         return received
 
+    def _recover_or_keep(
+        self,
+        place: Place,
+        changes: CallbackChanges,
+        is_complete: bool,
+        logs: dict[str, Any] | None = None,
+    ) -> bool:
+        """Undoes a failed validation or hook, and enters the next generation.
+
+        Returns:
+            True if the work is complete on this rank, and the other ranks have
+            continued. Its changes are then kept.
+        """
+        values = self._state.read()
+        changes.undo()
+        received = self._recover(place, logs)
+        if not is_complete or received is None:
+            return False
+        changes.redo()
+        self._state.assign(values)
+        self._state.take_metrics(received, place)
+        return True
+
     def _save_and_end(self, place: Place, received: Received | None) -> NoReturn:
         """Saves the state of a preempted job, if there is a StopOnSignal, and exits."""
         if received is not None:
@@ -461,7 +472,7 @@ class ElasticFit(keras.callbacks.Callback):
 
     def _notify_callbacks(self) -> None:
         """Tells the callbacks that the ranks changed; they already have their state."""
-        becomes_first = runtime.rank() == 0 != self._last_rank
+        becomes_first = runtime.rank() == 0 and self._last_rank != 0
         self._last_rank = runtime.rank()
         values, stop = self._state.read(), self.model.stop_training
         for callback in self._list.callbacks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import math
 import os
@@ -25,10 +24,8 @@ from tfdist.callbacks._model_snapshot import ModelSnapshots
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._weights_file import save_weights
-from tfdist.collectives.all_ranks import run_on_rank
+from tfdist.collectives.all_ranks import later_single_rank_code, run_on_rank
 from tfdist.core import runtime
-from tfdist.core.deadlock.one_rank_code import on_this_rank_alone
-from tfdist.core.process_sets import members_of
 from tfdist.core.weights_state import check_not_torn, using_snapshot
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
@@ -36,6 +33,9 @@ from tfdist.training.model_optimizers import updates_of
 
 _logger = logging.getLogger("tfdist")
 _PLACE = "the save of tfdist.callbacks.Checkpoint"
+# A save: name of the file, and what was there before: the time of the file
+# (`_time_ns`) and the best value.
+_Save = tuple[str, int | None, float | None]
 
 
 class Checkpoint(RankCallback):
@@ -185,9 +185,7 @@ class Checkpoint(RankCallback):
         self.keep = keep
         self.background = background
         self._best = initial_value_threshold
-        # Name of the latest file, and the time of the file and the best value before
-        # it; on all ranks.
-        self._latest: tuple[str, int | None, float | None] | None = None
+        self._latest: _Save | None = None  # on all ranks
         self._names: list[str] = []  # of files that `keep` may remove, on all ranks
         self._steps = 0
         self._snapshots = ModelSnapshots()
@@ -312,7 +310,7 @@ class Checkpoint(RankCallback):
 
     def _save_if_better(
         self, logs: dict[str, Any], batch: int | None
-    ) -> tuple[tuple[str, int | None, float | None], list[str], float | None] | None:
+    ) -> tuple[_Save, list[str], float | None] | None:
         """Saves if due; returns the new attributes of all ranks, or None."""
         value = math.nan
         if self.save_best_only:
@@ -353,15 +351,7 @@ class Checkpoint(RankCallback):
     def _save_in_background(self, path: Path) -> None:
         model, epoch = self.model, self._epoch
         snapshot = self._snapshots.take(model)
-        # The thread may begin while the ranks of an elastic job connect again.
-        alone = functools.partial(
-            on_this_rank_alone,
-            _PLACE,
-            members_of(self._ranks),
-            rank=runtime.rank(),
-            others_wait=False,
-            ranks_of_set=runtime.ranks_of_set,
-        )
+        alone = later_single_rank_code(_PLACE, self._ranks, others_wait=False)
 
         def write() -> None:
             with alone(), using_snapshot(), snapshot.as_values():

@@ -156,7 +156,7 @@ class Elastic(RankCallback):
         self._source, self._validation = _sources_of_fit(self.model, self.start)
         _check_model(self.model)
         _check_ranks(self.model)
-        _check_others(self._listed)
+        _check_callbacks(self._listed)
         is_elastic = renewal.is_elastic(os.environ)
         if is_elastic:
             _check_elastic(self.model)
@@ -305,7 +305,7 @@ def _check_ranks(model: keras.Model) -> None:
             )
 
 
-def _check_others(callbacks: list[keras.callbacks.Callback]) -> None:
+def _check_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
     if any(isinstance(one, UnevenData) for one in callbacks):
         raise NotImplementedError(
             "Elastic cannot be used with UnevenData. tfdist.data.global_batches gives "

@@ -96,7 +96,8 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._keeps_copies = False  # whether all ranks copy the callback's state
-        self._latest: list[_HookChanges] = []  # at most one
+        # At most one. A list, because the attributes of a failed hook are put back.
+        self._latest: list[_HookChanges] = []
         self._looked_at: set[str] = set()  # hooks whose changes were checked
         # Other hooks remain Keras's defaults, which Keras skips.
         for hook in self._hooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from tfdist import errors
@@ -94,18 +95,35 @@ def single_rank_code(
         process_set: this rank and the ranks that do not run the code; None: all ranks.
         others_wait: whether the other ranks wait until the code has ended.
     """
-    ranks = members_of(process_set)
-    with (
-        errors.translate(),
-        on_this_rank_alone(
-            place,
-            ranks,
-            rank=runtime.rank(),
-            others_wait=others_wait,
-            ranks_of_set=runtime.ranks_of_set,
-        ),
-    ):
+    with later_single_rank_code(place, process_set, others_wait=others_wait)():
         yield
+
+
+def later_single_rank_code(
+    place: str, process_set: ProcessSet | None, *, others_wait: bool
+) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a function that does the same as `single_rank_code`, for another thread.
+
+    The ranks are those of the time of this call: while the ranks of an elastic job
+    connect again, they are unknown.
+    """
+    ranks, rank = members_of(process_set), runtime.rank()
+
+    @contextlib.contextmanager
+    def marked() -> Iterator[None]:
+        with (
+            errors.translate(),
+            on_this_rank_alone(
+                place,
+                ranks,
+                rank=rank,
+                others_wait=others_wait,
+                ranks_of_set=runtime.ranks_of_set,
+            ),
+        ):
+            yield
+
+    return marked
 
 
 class CoordinatedCall:

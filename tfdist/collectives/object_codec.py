@@ -171,7 +171,7 @@ def _refusal(obj: Any, path: str) -> str:
 
 
 def _pack_array(array: np.ndarray, path: str) -> bytes:
-    if not is_number(array.dtype):
+    if not can_encode(array.dtype):
         raise TypeError(
             f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
             "list for strings and objects; cast numbers to a NumPy type, bfloat16, "
@@ -181,12 +181,12 @@ def _pack_array(array: np.ndarray, path: str) -> bytes:
     return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
 
 
-def is_number(dtype: np.dtype) -> bool:
+def can_encode(dtype: np.dtype) -> bool:
     """Returns whether arrays of this type can be encoded.
 
     Example:
-        >>> from tfdist.collectives.object_codec import is_number
-        >>> is_number(np.dtype("f4")), is_number(np.dtype("U1"))
+        >>> from tfdist.collectives.object_codec import can_encode
+        >>> can_encode(np.dtype("f4")), can_encode(np.dtype("U1"))
         (True, False)
     """
     return _is_known(_NAMES.get(dtype) or dtype.str)

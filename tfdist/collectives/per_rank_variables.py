@@ -26,7 +26,7 @@ _MAX_LISTS = 64
 # Variables passed as local_variables to a tape or optimizer → the prefix of their
 # slots' names in Keras.
 _declared: WeakRegistry[str] = WeakRegistry()
-# Accumulators to which this rank has added gradients that are not reduced yet.
+# Variables in which optimizers add up gradients of this rank until the next update.
 _accumulators: WeakRegistry[bool] = WeakRegistry()
 # Lists passed to broadcast_variables, by the identities of their variables.
 _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
@@ -47,7 +47,7 @@ def is_declared(variable: Any) -> bool:
 
 
 def note_accumulators(variables: Iterable[Any]) -> None:
-    """Records that `variables` contain gradients of this rank that are not reduced."""
+    """Records variables in which an optimizer adds up gradients of this rank."""
     for variable in variables:
         if variable is not None:
             _accumulators.set(tf_variable(variable), True)
@@ -90,9 +90,9 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
             continue
         # Not all declared variables: those of a deleted model may live on some ranks.
         known = (_declared.get(tf_variable(v)) for v in [*variables, *listed])
-        slots = tuple(prefix for prefix in known if prefix is not None)
+        prefixes = tuple(prefix for prefix in known if prefix is not None)
         found.update(
-            (identity(v), v) for v in listed if not _has_per_rank_name(v, slots)
+            (identity(v), v) for v in listed if not _has_per_rank_name(v, prefixes)
         )
     return list(found.values())
 
@@ -129,10 +129,10 @@ def per_rank_states(model: keras.Model) -> list[Any]:
     return own
 
 
-def _has_per_rank_name(variable: Any, slots: tuple[str, ...]) -> bool:
+def _has_per_rank_name(variable: Any, slot_prefixes: tuple[str, ...]) -> bool:
     name = str(getattr(variable, "path", variable.name)).rpartition("/")[2]
     is_metric = getattr(variable, "aggregation", None) == "sum"
-    is_slot = name.startswith(slots)
+    is_slot = name.startswith(slot_prefixes)
     return is_metric or is_slot or name.partition(":")[0].endswith(_PER_RANK_NAMES)
 
 

@@ -60,7 +60,8 @@ class Generations:
         is_last: whether the job is preempted. All ranks then save their state, which is
             the same, and exit with `exit_preempted`.
         has_lost_first: whether the previous generation ended because its rank 0 was
-            lost. Its process has ended.
+            lost. Its process has ended. (A rank 0 that is lost while the ranks connect
+            again does not count.)
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class Generations:
         rank wants to leave, this method first waits until the ranks have agreed on the
         last step of the generation.
         """
-        notice = runtime.state.resources.get(_END_NOTICE)
-        if not isinstance(notice, renewal.EndNotice) or not notice.was_asked:
+        notice = _asked_notice()
+        if notice is None:
             self.end_for_change()
             return self.has_ended()
         deadline_s = time.monotonic() + _AGREE_S
@@ -146,10 +147,8 @@ class Generations:
         Raises:
             tfdist.RankFailedError: the generation has ended.
         """
-        notice = runtime.state.resources.get(_END_NOTICE)
-        if isinstance(notice, renewal.EndNotice) and notice.was_asked:
-            if native.failure() is None:
-                _end_on_all_ranks(_HANDOVER_CAUSE)
+        if _asked_notice() is not None and native.failure() is None:
+            _end_on_all_ranks(_HANDOVER_CAUSE)
         lost = native.failure()
         if self.is_elastic and lost is not None:
             runtime.raise_public(lost)
@@ -301,6 +300,14 @@ class Generations:
 
     def _ask_to_leave(self) -> None:
         renewal.ask_to_leave(os.environ)
+
+
+def _asked_notice() -> renewal.EndNotice | None:
+    """Returns the notice that a rank wants to leave; None if no rank does."""
+    notice = runtime.state.resources.get(_END_NOTICE)
+    if isinstance(notice, renewal.EndNotice) and notice.was_asked:
+        return notice
+    return None
 
 
 def _end_on_all_ranks(cause: str) -> None:

@@ -39,7 +39,7 @@ class State:
     pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
     is_between_steps: bool = False  # of an elastic training: the weights are whole
-    hides_failures: bool = False  # a failed allreduce raises no error (Generations)
+    hides_failures: bool = False  # in a loop whose failed allreduces raise no error
     rehearses: bool = False  # a newcomer that has not joined its elastic job yet
     generation: int = 0
     shutdowns: int = 0  # how often this process has left a job

@@ -133,7 +133,9 @@ class ChildProcesses:
         self._noted_s = float("-inf")
 
     def note(self, groups: Collection[int], number: int) -> None:
-        """Records the processes that `ask_to_end` will end; call this before it.
+        """Records the processes that an ending signal reaches: all but workers.
+
+        Call it before `ask_to_end`, or if the signal has already killed the rank.
 
         Processes that ignore the signal often run until SIGKILL: for example,
         background jobs of a shell ignore SIGINT.

@@ -212,7 +212,8 @@ const std::vector<Row>& Table() {
       PythonFloat("TFDIST_SIGNAL_GRACE_S", "s", 0, 3600,
                   "Time from a signal that ends the job until the launcher kills the ranks. "
                   "tfdistrun uses it as the default of --signal-grace-s (25 if it is not set), and "
-                  "sets it for the ranks. Set it if another launcher has its own limit."),
+                  "sets it for the ranks. Set it if another launcher has its own limit. If it is "
+                  "set, StopOnSignal ignores repeated signals."),
   };
   return table;
 }

@@ -21,7 +21,7 @@ namespace tfdist {
 namespace {
 
 constexpr int64_t kTickUs = 50 * 1000;
-constexpr int64_t kIdleUs = 1000 * 1000;
+constexpr int64_t kIdleUs = 1000 * 1000;  // at most kTurnUs of scheduler/engine.cc
 constexpr int kDoubtMs = 2;
 constexpr int kPauses = 8;
 constexpr int64_t kYieldAfterUs = 10;

@@ -6,14 +6,14 @@
 
 namespace tfdist {
 
-void DeadlockDetector::Tick(int64_t now_us) {
+void DeadlockDetector::Tick(int64_t own_us) {
   bool waits = false;
   for (const auto& [id, set] : access_.sets) waits |= !set->entries.empty() || !set->active.empty();
   if (!waits || access_.state.stopped ||
       std::exchange(noted_moves_, access_.state.moves) != access_.state.moves) {
-    still_since_us_ = now_us;
+    still_since_us_ = own_us;
   }
-  if (access_.still) access_.still(access_.state.moves, now_us - still_since_us_);
+  if (access_.still) access_.still(access_.state.moves, own_us - still_since_us_);
 }
 
 void DeadlockDetector::ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place) {

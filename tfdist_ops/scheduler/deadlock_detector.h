@@ -33,7 +33,7 @@ class DeadlockDetector {
   explicit DeadlockDetector(const Access& access) : access_(access) {}
 
   // Says for how long nothing has moved on this rank.
-  void Tick(int64_t now_us);
+  void Tick(int64_t own_us);
   // As Engine::ReportBlocked.
   void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place);
   // On rank 0: what a rank says of itself.

@@ -10,8 +10,8 @@
 namespace tfdist {
 namespace {
 
-// Turns are at most this far apart. If a gap is more than twice as long, the process was
-// suspended.
+// Turns are at most this far apart (kIdleUs in runtime/progress.cc). If a gap is more than twice as
+// long, the process was suspended.
 constexpr int64_t kTurnUs = 1000 * 1000;
 
 }  // namespace

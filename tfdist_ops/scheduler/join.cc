@@ -135,7 +135,7 @@ int Contributors(const JoinedRanks& joined, int size, uint64_t ticket) {
   return std::max(size - static_cast<int>(left_out), 1);  // some rank has asked for it
 }
 
-Status Joins::Add(const JoinNote& note, int64_t now_us) {
+Status Joins::Add(const JoinNote& note, int64_t own_us) {
   if (Has(note.rank)) {
     return TFDIST_INTERNAL("rank " + std::to_string(note.rank) + " has joined twice");
   }
@@ -144,7 +144,7 @@ Status Joins::Add(const JoinNote& note, int64_t now_us) {
   if (took_part_) latest_.clear();
   took_part_ = false;
   latest_.insert(note.rank);
-  moved_us_ = reported_us_ = now_us;
+  moved_us_ = reported_us_ = own_us;
   return Status();
 }
 
@@ -153,27 +153,27 @@ void Joins::Acknowledge(int rank, int by, uint32_t round) {
   if (it != joined_.end() && round == round_) it->second.acknowledged_by.insert(by);
 }
 
-void Joins::Started(const WaitNote& note, int64_t now_us) {
+void Joins::Started(const WaitNote& note, int64_t own_us) {
   for (auto& [rank, joined] : joined_) {
     if (!IsNext(joined.last, note.ticket)) continue;
     Remember(&joined.last, note.ticket);
     joined.orders.push_back(note);
-    NoteCollective(now_us);
+    NoteCollective(own_us);
   }
 }
 
-void Joins::Announced(const Response& response, int64_t now_us) {
+void Joins::Announced(const Response& response, int64_t own_us) {
   for (int32_t rank : response.joined) {
     for (const RequestInfo& info : response.infos) {
       if (info.predicted != 0) Remember(&joined_[rank].last, info.predicted);
     }
-    NoteCollective(now_us);
+    NoteCollective(own_us);
   }
 }
 
-void Joins::NoteCollective(int64_t now_us) {
+void Joins::NoteCollective(int64_t own_us) {
   took_part_ = true;
-  moved_us_ = reported_us_ = now_us;
+  moved_us_ = reported_us_ = own_us;
 }
 
 std::vector<std::pair<int32_t, WaitNote>> Joins::TakeOrders() {
@@ -204,7 +204,7 @@ std::vector<int32_t> Joins::End() {
   return latest;
 }
 
-Stall Joins::Describe(int64_t now_us) const {
+Stall Joins::Describe(int64_t own_us) const {
   RequestInfo info;
   info.key = kJoinKey;
   info.kind = CollectiveKind::kJoin;
@@ -213,18 +213,18 @@ Stall Joins::Describe(int64_t now_us) const {
   for (int32_t rank : ranks_) {
     if (!Has(rank)) missing.push_back(rank);
   }
-  return MakeStall(info, now_us - moved_us_, std::move(missing));
+  return MakeStall(info, own_us - moved_us_, std::move(missing));
 }
 
-std::vector<Stall> Joins::TakeStalls(int64_t now_us, int64_t warning_us) {
-  if (empty() || now_us - reported_us_ < warning_us) return {};
-  reported_us_ = now_us;
-  return {Describe(now_us)};
+std::vector<Stall> Joins::TakeStalls(int64_t own_us, int64_t warning_us) {
+  if (empty() || own_us - reported_us_ < warning_us) return {};
+  reported_us_ = own_us;
+  return {Describe(own_us)};
 }
 
-std::optional<Stall> Joins::Expired(int64_t now_us) const {
-  if (empty() || static_cast<double>(now_us - moved_us_) <= timeout_s_ * 1e6) return std::nullopt;
-  return Describe(now_us);
+std::optional<Stall> Joins::Expired(int64_t own_us) const {
+  if (empty() || static_cast<double>(own_us - moved_us_) <= timeout_s_ * 1e6) return std::nullopt;
+  return Describe(own_us);
 }
 
 }  // namespace tfdist

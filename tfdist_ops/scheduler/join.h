@@ -58,7 +58,7 @@ class Joins {
   Joins(uint32_t set, std::vector<int32_t> ranks) : set_(set), ranks_(std::move(ranks)) {}
 
   // A rank has joined. An error: it already had (a bug of that rank).
-  Status Add(const JoinNote& note, int64_t now_us);
+  Status Add(const JoinNote& note, int64_t own_us);
   // Rank `by` knows that rank `rank` has joined. `round` tells which time: an answer may come so
   // late that the rank has joined again.
   void Acknowledge(int rank, int by, uint32_t round);
@@ -69,9 +69,9 @@ class Joins {
   // A rank has started a predicted operation. If it can't be next for a rank that has joined, it is
   // ignored: the rank that started it has not heard of that join yet, and will then report all its
   // operations again.
-  void Started(const WaitNote& note, int64_t now_us);
+  void Started(const WaitNote& note, int64_t own_us);
   // A collective was announced, in which ranks that have joined take part.
-  void Announced(const Response& response, int64_t now_us);
+  void Announced(const Response& response, int64_t own_us);
   // The orders (kTakePart) that can be sent now, each with its rank; in order.
   std::vector<std::pair<int32_t, WaitNote>> TakeOrders();
   // Forgets the ranks that have joined, when all have. Returns those that have called every
@@ -82,8 +82,8 @@ class Joins {
   bool complete() const { return joined_.size() == ranks_.size(); }
   bool Has(int rank) const { return joined_.count(rank) > 0; }
   // As of Negotiator; measured from the last collective in which they took part.
-  std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
-  std::optional<Stall> Expired(int64_t now_us) const;
+  std::vector<Stall> TakeStalls(int64_t own_us, int64_t warning_us);
+  std::optional<Stall> Expired(int64_t own_us) const;
 
  private:
   struct Joined {
@@ -95,8 +95,8 @@ class Joins {
   bool IsAcknowledged(const Joined& joined) const {
     return joined.acknowledged_by.size() + 1 >= ranks_.size();
   }
-  Stall Describe(int64_t now_us) const;
-  void NoteCollective(int64_t now_us);
+  Stall Describe(int64_t own_us) const;
+  void NoteCollective(int64_t own_us);
 
   const uint32_t set_;
   const std::vector<int32_t> ranks_;

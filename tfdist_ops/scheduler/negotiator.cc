@@ -126,7 +126,7 @@ std::vector<int32_t> Negotiator::Members() const {
   return is_world ? std::vector<int32_t>() : ranks_;
 }
 
-Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
+Status Negotiator::Add(int rank, RequestInfo info, int64_t own_us) {
   const size_t index = Index(rank);
   if (index == ranks_.size()) {
     return TFDIST_INTERNAL("rank " + std::to_string(rank) + " announced \"" + info.key +
@@ -138,8 +138,8 @@ Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
   Pending& pending = pending_[key];
   if (pending.by_rank.empty()) {
     pending.by_rank.resize(ranks_.size());
-    pending.since_us = now_us;
-    pending.reported_us = now_us;
+    pending.since_us = own_us;
+    pending.reported_us = own_us;
   }
   std::optional<RequestInfo>& place = pending.by_rank[index];
   if (place.has_value()) {
@@ -319,22 +319,22 @@ uint32_t Negotiator::NumberFor(const std::vector<RequestInfo>& by_rank) {
   return ++numbers_;
 }
 
-Stall Negotiator::Describe(const Pending& pending, int64_t now_us) const {
+Stall Negotiator::Describe(const Pending& pending, int64_t own_us) const {
   const RequestInfo* info = nullptr;
   std::vector<int> missing;
   for (size_t i = 0; i < pending.by_rank.size(); ++i) {
     if (pending.by_rank[i].has_value()) info = &*pending.by_rank[i];
     if (Waits(pending, i)) missing.push_back(ranks_[i]);
   }
-  return MakeStall(*info, now_us - pending.since_us, std::move(missing));
+  return MakeStall(*info, own_us - pending.since_us, std::move(missing));
 }
 
-std::vector<Stall> Negotiator::TakeStalls(int64_t now_us, int64_t warning_us) {
+std::vector<Stall> Negotiator::TakeStalls(int64_t own_us, int64_t warning_us) {
   std::vector<Stall> stalls;
   for (auto& [key, pending] : pending_) {
-    if (now_us - pending.reported_us < warning_us) continue;
-    pending.reported_us = now_us;
-    stalls.push_back(Describe(pending, now_us));
+    if (own_us - pending.reported_us < warning_us) continue;
+    pending.reported_us = own_us;
+    stalls.push_back(Describe(pending, own_us));
   }
   return stalls;
 }
@@ -378,15 +378,15 @@ const std::string& Negotiator::GroupDescription(uint32_t number) const {
   return it != groups_.end() ? it->second : none;
 }
 
-std::optional<Stall> Negotiator::Expired(int64_t now_us) const {
+std::optional<Stall> Negotiator::Expired(int64_t own_us) const {
   for (const auto& [key, pending] : pending_) {
     double timeout_s = 0;
     for (const auto& entry : pending.by_rank) {
       if (!entry.has_value()) continue;
       timeout_s = timeout_s <= 0 ? entry->timeout_s : std::min(timeout_s, entry->timeout_s);
     }
-    if (static_cast<double>(now_us - pending.since_us) > timeout_s * 1e6) {
-      return Describe(pending, now_us);
+    if (static_cast<double>(own_us - pending.since_us) > timeout_s * 1e6) {
+      return Describe(pending, own_us);
     }
   }
   return std::nullopt;

@@ -57,7 +57,7 @@ class Negotiator {
   ~Negotiator();
 
   // Rank `rank` is ready. An error: it already was (a bug on that rank).
-  Status Add(int rank, RequestInfo info, int64_t now_us);
+  Status Add(int rank, RequestInfo info, int64_t own_us);
 
   // Rank `rank` is ready for whatever all others are ready for (join.h), until EndJoin.
   void Join(int rank);
@@ -67,9 +67,9 @@ class Negotiator {
   std::vector<Response> TakeResponses();
 
   // Keys older than `warning_us` that were not reported within the last `warning_us`.
-  std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
+  std::vector<Stall> TakeStalls(int64_t own_us, int64_t warning_us);
   // The first key whose own timeout has passed.
-  std::optional<Stall> Expired(int64_t now_us) const;
+  std::optional<Stall> Expired(int64_t own_us) const;
 
   bool empty() const { return pending_.empty(); }
   // By key that is not agreed on yet: the ranks that it waits for.
@@ -95,7 +95,7 @@ class Negotiator {
     std::vector<int32_t> joined;  // those that have joined, and did not ask for it
     int32_t last = -1;            // the rank that completed it
   };
-  Stall Describe(const Pending& pending, int64_t now_us) const;
+  Stall Describe(const Pending& pending, int64_t own_us) const;
   bool Waits(const Pending& pending, size_t index) const;  // for the rank of this index
   bool IsComplete(const Pending& pending) const;
   void MoveToReady(const std::string& key, int last);

@@ -60,9 +60,9 @@ std::vector<int> StallTracker::Missing(const Wait& wait) {
   return missing;
 }
 
-Status StallTracker::FindMismatch(const Negotiator& negotiator, int64_t now_us) {
+Status StallTracker::FindMismatch(const Negotiator& negotiator, int64_t own_us) {
   for (auto& [turn, item] : waits_) {
-    TFDIST_RETURN_IF_ERROR(MismatchOf(item.first, &item.second, negotiator, now_us));
+    TFDIST_RETURN_IF_ERROR(MismatchOf(item.first, &item.second, negotiator, own_us));
   }
   return Status();
 }
@@ -81,7 +81,7 @@ const RequestInfo* Instead(const RequestInfo* announced, uint64_t ticket) {
 }  // namespace
 
 Status StallTracker::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator,
-                                int64_t now_us) {
+                                int64_t own_us) {
   std::vector<RequestInfo> infos;
   std::vector<RequestInfo> lists;
   std::vector<int32_t> ranks;
@@ -112,8 +112,8 @@ Status StallTracker::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& n
       lists.emplace_back();
       other_request = true;
     } else if (registers != nullptr && place.answer == Answer::kNotSubmitted) {
-      if (place.registers_since_us < 0) place.registers_since_us = now_us;
-      if (now_us - place.registers_since_us < RegistrationPatienceUs(wait->timeout_s)) continue;
+      if (place.registers_since_us < 0) place.registers_since_us = own_us;
+      if (own_us - place.registers_since_us < RegistrationPatienceUs(wait->timeout_s)) continue;
       ranks.push_back(rank);
       infos.emplace_back();
       lists.push_back(*registers);
@@ -139,30 +139,30 @@ Status StallTracker::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& n
   return Status();
 }
 
-Stall StallTracker::Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us) {
+Stall StallTracker::Describe(const Wait& wait, const std::vector<int>& missing, int64_t own_us) {
   const RequestInfo* info = nullptr;
   for (const auto& [rank, place] : wait.by_rank) {
     if (place.info.has_value()) info = &*place.info;
   }
-  return MakeStall(*info, now_us - wait.since_us, missing);
+  return MakeStall(*info, own_us - wait.since_us, missing);
 }
 
-std::vector<Stall> StallTracker::TakeStalls(int64_t now_us, int64_t warning_us) {
+std::vector<Stall> StallTracker::TakeStalls(int64_t own_us, int64_t warning_us) {
   std::vector<Stall> stalls;
   for (auto& [turn, item] : waits_) {
     Wait& wait = item.second;
     const std::vector<int> missing = Missing(wait);
-    if (missing.empty() || now_us - wait.reported_us < warning_us) continue;
-    wait.reported_us = now_us;
-    stalls.push_back(Describe(wait, missing, now_us));
+    if (missing.empty() || own_us - wait.reported_us < warning_us) continue;
+    wait.reported_us = own_us;
+    stalls.push_back(Describe(wait, missing, own_us));
   }
   return stalls;
 }
 
-std::optional<Stall> StallTracker::Expired(int64_t now_us) const {
+std::optional<Stall> StallTracker::Expired(int64_t own_us) const {
   for (const auto& [turn, item] : waits_) {
     const Wait& wait = item.second;
-    const int64_t late_us = now_us - wait.since_us - static_cast<int64_t>(wait.timeout_s * 1e6);
+    const int64_t late_us = own_us - wait.since_us - static_cast<int64_t>(wait.timeout_s * 1e6);
     if (late_us <= 0) continue;
     // An answer that is still under way may name one rank more: better a moment later and complete.
     const bool all_answered =
@@ -170,7 +170,7 @@ std::optional<Stall> StallTracker::Expired(int64_t now_us) const {
                     [](const auto& item) { return item.second.answer.has_value(); });
     if (!all_answered && late_us <= kAnswerUs) continue;
     const std::vector<int> missing = Missing(wait);
-    if (!missing.empty()) return Describe(wait, missing, now_us);
+    if (!missing.empty()) return Describe(wait, missing, own_us);
   }
   return std::nullopt;
 }

@@ -36,10 +36,10 @@ class StallTracker {
   // An error that says why a missing rank can't come, if it does something else. A registration
   // counts once it has lasted beside the wait for a twentieth of the timeout (1 to 15 s): the rank
   // may train two models in two threads.
-  Status FindMismatch(const Negotiator& negotiator, int64_t now_us);
+  Status FindMismatch(const Negotiator& negotiator, int64_t own_us);
   // As of Negotiator.
-  std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
-  std::optional<Stall> Expired(int64_t now_us) const;
+  std::vector<Stall> TakeStalls(int64_t own_us, int64_t warning_us);
+  std::optional<Stall> Expired(int64_t own_us) const;
   bool empty() const { return waits_.empty(); }
 
  private:
@@ -54,9 +54,9 @@ class StallTracker {
     int64_t reported_us = 0;
     double timeout_s = 0;
   };
-  Status MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator, int64_t now_us);
+  Status MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator, int64_t own_us);
   static std::vector<int> Missing(const Wait& wait);  // includes those that have not answered
-  static Stall Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us);
+  static Stall Describe(const Wait& wait, const std::vector<int>& missing, int64_t own_us);
 
   const std::vector<int32_t> ranks_;
   std::map<Turn, std::pair<uint64_t, Wait>> waits_;  // in the order of tickets

@@ -77,7 +77,7 @@ class BucketBook {
   uint64_t NumberKey(const std::string& key, uint32_t number);
   // Whether a submission needs no agreement.
   bool Predictable(uint64_t ticket, const RequestInfo& info) const;
-  // Whether the bucket has been agreed on before.
+  // Whether the bucket has been agreed on before, and has elements (see Agree).
   bool Known(uint64_t ticket) const;
   // The ranks have agreed on this submission, or have found that they do not agree. One without
   // elements needs agreement again each time: it would end before other ranks have submitted it,

@@ -1,4 +1,4 @@
-"""Mixins that choose the ranks with which Horovod's callbacks communicate."""
+"""The ranks of Horovod's callbacks, which may also run outside the process set."""
 
 from __future__ import annotations
 

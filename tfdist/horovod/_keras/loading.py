@@ -92,15 +92,15 @@ def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
     if not found.built:
         return found
     with h5py.File(path, "r") as file:
-        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
-        values = [value[()] for value in values]
         names = legacy_h5_format.load_attributes_from_hdf5_group(
             file["optimizer_weights"], "weight_names"
         )
-    ends = [name.rpartition("/")[2].partition(":")[0] for name in names]
-    is_legacy = any(ends.count(slot) == len(variables) for slot in _LEGACY_SLOTS)
-    if len(found._trainable_variables) == len(variables) and not is_legacy:
-        return found
+        ends = [name.rpartition("/")[2].partition(":")[0] for name in names]
+        is_legacy = any(ends.count(slot) == len(variables) for slot in _LEGACY_SLOTS)
+        if len(found._trainable_variables) == len(variables) and not is_legacy:
+            return found
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        values = [value[()] for value in values]
     optimizer = type(found).from_config(found.get_config(), custom_objects=objects)
     optimizer.build(variables)
     own = list(optimizer.variables)
