@@ -1,6 +1,7 @@
 """Discovery scripts: what they print, and how they can fail."""
 
 import queue
+import signal
 import socket
 import time
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from helpers.deadline import deadline
 from helpers.launcher import until
 
 from tfdist.core.rendezvous import renewal
-from tfdist.launch import binding, cli, processes
+from tfdist.launch import binding, cli, discovery, processes
 from tfdist.launch.discovery import DiscoveryError, HostDiscovery, hosts_of
 from tfdist.launch.job import Job
 from tfdist.launch.options import elastic_error, parser
@@ -102,6 +103,27 @@ def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
     file.chmod(0o755)
     with pytest.raises(DiscoveryError, match="cannot be started: Exec format error"):
         HostDiscovery(str(file)).first_hosts()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@deadline(20)
+def test_a_signal_while_the_first_script_is_started_ends_it(
+    script, monkeypatch, number
+):
+    started = []
+
+    def start_then_signal(command):
+        started.append(processes.start_outsider(command))
+        signal.raise_signal(number)
+        return started[0]
+
+    monkeypatch.setattr(discovery, "start_outsider", start_then_signal)
+    options = ["-np", "1", "--min-np", "1"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*options, "--host-discovery-script", script("sleep 60"), "true"])
+    assert ended.value.code == 128 + number
+    assert started[0].returncode == -signal.SIGKILL
+    assert not processes._outsiders
 
 
 def slots_in(hosts):

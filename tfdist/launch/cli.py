@@ -145,7 +145,7 @@ def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
         return None, []
     discovery = HostDiscovery(options.discovery_script)
     try:
-        with _exit_on_signals():
+        with _exit_on_signals(discovery.close):
             hosts = discovery.first_hosts()
     except DiscoveryError as error:
         wrong: str | None = str(error)
@@ -165,21 +165,30 @@ def _discover(options: Namespace) -> tuple[HostDiscovery | None, list[Host]]:
 
 
 @contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Raises SystemExit on ending signals, so that processes started here are ended."""
+def _exit_on_signals(cancel: Callable[[], None]) -> Iterator[None]:
+    """Calls `cancel` on ending signals; raises SystemExit when the block has ended.
 
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
+    An exception raised by the handler itself could come between the start of a process
+    and the code that ends it.
+    """
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            cancel()
 
     previous = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:  # nohup
-            signal.signal(number, leave)
+            signal.signal(number, note)
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        if received:
+            raise SystemExit(128 + received[0])
 
 
 def _slots_error(options: Namespace, slots: int) -> str | None:

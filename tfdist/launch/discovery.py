@@ -121,7 +121,10 @@ class HostDiscovery:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread, and kills the script if it is running."""
+        """Stops the thread, and kills the script if it is running.
+
+        A signal handler may call it during `first_hosts`.
+        """
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)  # it may be resolving a host name
