@@ -216,8 +216,8 @@ TEST(a_rank_that_comes_after_it_was_asked_is_not_blamed) {
       for (auto& engine : world.engines) engine->Poll(now_us);
     }
   };
-  const auto tick = [&](int64_t now_us) {
-    for (auto& engine : world.engines) engine->Tick(now_us);
+  const auto tick = [&](int64_t now_us, size_t ranks = 3) {
+    for (size_t r = 0; r < ranks; ++r) world.engines[r]->Tick(now_us);
     settle(now_us);
   };
   for (size_t r = 0; r < 3; ++r) {
@@ -239,8 +239,9 @@ TEST(a_rank_that_comes_after_it_was_asked_is_not_blamed) {
   CHECK(Counter(world.engines[0]->CountersJson(), "probes") > 0);
   submit(2, bucket(2), 3 * kSecond);
   settle(3 * kSecond);
-  tick(4 * kSecond);
-  tick(5 * kSecond + kSecond / 3);
+  // Rank 2 does not report a wait of its own yet: all that the leader knows is that it has started.
+  tick(4 * kSecond, 2);
+  tick(5 * kSecond + kSecond / 3, 2);
   for (size_t r = 0; r < 3; ++r) CHECK_EQ(Text(done[r]), "under way");
   tick(7 * kSecond);
   tick(9 * kSecond);

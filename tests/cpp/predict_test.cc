@@ -420,6 +420,7 @@ TEST(a_rank_that_has_left_is_named_to_those_whose_bucket_waits_for_it) {
       CHECK(status.code() == Code::kAborted);
       CHECK_CONTAINS(status.message(), "rank " + std::to_string(leaver));
       CHECK_CONTAINS(status.message(), "has shut down");
+      CHECK_CONTAINS(status.message(), "will not take part in");
       CHECK(NowUs() - begin < 4000000);
     }
   }
