@@ -71,10 +71,12 @@ def test_a_lost_rank_is_replaced_and_no_step_or_sample_is_lost(tmp_path):
     assert commits[0][-1]["step"] == 19
     assert len(commits[1]) == steps and commits[2][-1]["step"] == steps - 1
     assert "killed by SIGKILL" in done.report[0] and done.report[0].startswith("rank 0")
-    assert re.fullmatch(r"replacement 2 \(process \d+\) is started", done.report[1])
-    # Rank 1 may have had the sums of step 20 when rank 0 was lost.
+    # Rank 1 may have had the sums of step 20 when rank 0 was lost. On a busy machine,
+    # it goes on before the start of the replacement is reported.
     goes_on = r"the job goes on with {} after commit \d+"
-    assert re.fullmatch(goes_on.format("1 rank"), done.report[2])
+    start_line, shrink_line = sorted(done.report[1:3])
+    assert re.fullmatch(r"replacement 2 \(process \d+\) is started", start_line)
+    assert re.fullmatch(goes_on.format("1 rank"), shrink_line)
     assert re.fullmatch(goes_on.format("2 ranks"), done.report[3])
     assert len(done.report) == 4
 
