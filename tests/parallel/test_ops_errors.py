@@ -78,7 +78,9 @@ VALUES = {
         *(
             pytest.param(what, True, marks=pytest.mark.slow)
             for what in VALUES
-            if what not in ("shape", "kind")
+            # "order" has two operations that differ. Which one is reported depends on
+            # which one fails first.
+            if what not in ("shape", "kind", "order")
         ),
     ],
 )
