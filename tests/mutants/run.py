@@ -146,6 +146,18 @@ class Bench:
         return f"{program}: {name}" if program else name
 
 
+def check_suites(bench: Bench, suites: list[str], passed: set[str]) -> str | None:
+    """Runs those that are not in `passed` yet; the name of a test that failed."""
+    new = [suite for suite in suites if suite not in passed]
+    if new:
+        bench.build(new)
+    for suite in new:
+        if failed := bench.run(suite):
+            return failed
+        passed.add(suite)
+    return None
+
+
 def try_mutant(bench: Bench, mutant: dict) -> dict:
     """Applies one mutant and returns its row of the record."""
     begin = time.monotonic()
@@ -212,14 +224,11 @@ def main() -> int:
         ]  # fmt: skip
         bench = Bench(tracked_files())
         bench.reset()
-        suites = sorted({s for m in todo for s in m["suites"]})
-        bench.build(suites)
-        for suite in suites:
-            failed = bench.run(suite)
-            if failed:
+        passed: set[str] = set()  # suites that pass without any mutant
+        for mutant in todo:
+            if failed := check_suites(bench, mutant["suites"], passed):
                 print(f"without any mutant, {failed} fails; fix that first")
                 return 2
-        for mutant in todo:
             record = records[record_of(mutant)]
             row = try_mutant(bench, mutant)
             record.rows[mutant["id"]] = row
